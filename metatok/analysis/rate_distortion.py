@@ -1,0 +1,189 @@
+"""Rate and distortion of a frozen model's hidden states through a variational bottleneck (section 5.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from metatok.analysis.examples import check_examples, frozen, row_batches
+from metatok.errors import ConfigError
+from metatok.model import GPT
+from metatok.randomness import generator, torch_seed
+
+Site = Literal["meta", "last_non_meta"]
+
+BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # section 5.1
+
+
+class RateDistortionConfig(BaseModel):
+    """One fit. Section 5.1 gives the epochs, the batch size of 1 and the betas (`BETAS`).
+
+    beta: the weight of the rate. latent_dim: the bottleneck's width L. learning_rate: Adam's.
+    n_samples: draws of z an example for the final distortion. seed: initial weights, order and draws; they
+    don't depend on beta, so that a curve's points share their noise.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    beta: float = Field(ge=0, allow_inf_nan=False)
+    latent_dim: int = Field(default=32, ge=1)
+    epochs: int = Field(default=5, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    n_samples: int = Field(default=16, ge=1)
+    seed: int = 0
+
+
+class Epoch(NamedTuple):
+    """Means over one epoch's training steps, each before its update: KL and cross-entropy, nats."""
+
+    rate: float
+    distortion: float
+
+
+@dataclass(frozen=True)
+class RateDistortionResult:
+    """One point of the curve, on the training examples themselves, as the paper records it; nats.
+
+    rate: mean KL(q(z|h) || N(0, I)). distortion: mean cross-entropy in expectation over z ~ q(z|h), by
+    n_samples fixed draws an example. distortion_at_mean: the same at z = mu(h), which is never above the
+    expectation. history: one entry an epoch.
+    """
+
+    rate: float
+    distortion: float
+    distortion_at_mean: float
+    history: tuple[Epoch, ...]
+
+
+class Bottleneck(nn.Module):
+    """q(z|h) = N(mu(h), diag sigma^2(h)) with linear mu and ln sigma^2, and q(y|z) = softmax(Wz + b)."""
+
+    def __init__(self, n_embd: int, latent_dim: int, vocab_size: int, seed: int = 0) -> None:
+        super().__init__()
+        self.encoder = nn.utils.skip_init(nn.Linear, n_embd, 2 * latent_dim)
+        self.decoder = nn.utils.skip_init(nn.Linear, latent_dim, vocab_size)
+        stream = torch.Generator().manual_seed(torch_seed(seed, "rate_distortion/init"))
+        with torch.no_grad():
+            for layer in (self.encoder, self.decoder):
+                bound = 1 / math.sqrt(layer.in_features)
+                layer.weight.uniform_(-bound, bound, generator=stream)
+                layer.bias.zero_()
+
+    def encode(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of z, each (..., L), of hidden states (..., D)."""
+        mean, log_variance = self.encoder(h).chunk(2, dim=-1)
+        return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Logits (..., V) of latents (..., L)."""
+        return self.decoder(z)
+
+
+def kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(mean, diag exp(log_variance)) || N(0, I)) in nats: (...), from two (..., L)."""
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
+
+
+def fit(h: Tensor, y: Tensor, vocab_size: int, config: RateDistortionConfig) -> RateDistortionResult:
+    """Trains a bottleneck on frozen hidden states and measures its rate and distortion (section 5.1).
+
+    Minimises mean cross-entropy + beta * mean KL, one example a step, one draw of z a step, in an order
+    drawn anew each epoch. h (N, D): float, from `site_states`. y (N,): the tokens to predict, in
+    0..vocab_size-1. Runs on h's device. Errors: ValueError on shapes, ids, or hidden states not finite.
+    """
+    h, y = _check_data(h, y, vocab_size)
+    head = Bottleneck(h.size(1), config.latent_dim, vocab_size, config.seed).to(h.device)
+    optimizer = torch.optim.Adam(head.parameters(), config.learning_rate, fused=True)
+    stream = torch.Generator().manual_seed(torch_seed(config.seed, "rate_distortion/train"))
+    history = []
+    for epoch in range(config.epochs):
+        order = generator(config.seed, "rate_distortion/order", epoch).permutation(len(h))
+        noise = torch.randn(len(h), config.latent_dim, generator=stream).to(h.device)
+        steps = []
+        for i, draw in zip(order.tolist(), noise, strict=True):
+            mean, log_variance = head.encode(h[i])
+            rate = kl_to_prior(mean, log_variance)
+            distortion = F.cross_entropy(head.decode(mean + (0.5 * log_variance).exp() * draw), y[i])
+            optimizer.zero_grad()
+            (distortion + config.beta * rate).backward()
+            optimizer.step()
+            steps.append(torch.stack((rate, distortion)).detach())
+        history.append(Epoch(*torch.stack(steps).mean(0).tolist()))
+    return _measure(head, h, y, config, tuple(history))
+
+
+@torch.no_grad()
+def _measure(
+    head: Bottleneck, h: Tensor, y: Tensor, config: RateDistortionConfig, history: tuple[Epoch, ...]
+) -> RateDistortionResult:
+    mean, log_variance = head.encode(h)
+    deviation = (0.5 * log_variance).exp()
+    stream = torch.Generator().manual_seed(torch_seed(config.seed, "rate_distortion/measure"))
+    total = h.new_zeros((), dtype=torch.double)
+    for _ in range(config.n_samples):
+        draw = torch.randn(mean.shape, generator=stream).to(h.device)
+        total += F.cross_entropy(head.decode(mean + deviation * draw), y).double()
+    return RateDistortionResult(
+        rate=float(kl_to_prior(mean, log_variance).mean()),
+        distortion=float(total) / config.n_samples,
+        distortion_at_mean=float(F.cross_entropy(head.decode(mean), y)),
+        history=history,
+    )
+
+
+def _check_data(h: Tensor, y: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """h (N, D) in float32 and y (N,) in int64, on h's device, without a graph."""
+    if h.dim() != 2 or len(h) == 0 or not h.is_floating_point():
+        raise ValueError(f"h must be float (N, D) with N >= 1, not {h.dtype} {tuple(h.shape)}")
+    if y.shape != h.shape[:1]:
+        raise ValueError(f"y must be (N,) = ({len(h)},), one token for each row of h, not {tuple(y.shape)}")
+    if int(y.min()) < 0 or int(y.max()) >= vocab_size:
+        raise ValueError(
+            f"y has ids {int(y.min())}..{int(y.max())}; they must be in 0..{vocab_size - 1} (vocab_size)"
+        )
+    if not bool(h.isfinite().all()):
+        raise ValueError("h has values that are not finite; did the model's training diverge?")
+    return h.detach().float(), y.to(h.device).long()
+
+
+def site_states(
+    model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: Tensor, site: Site, batch_size: int = 16
+) -> Tensor:
+    """The final layer's output, after the final norm, at one place of each prompt: (N, D), float32.
+
+    site "meta": the last meta token. "last_non_meta": the last token of the prompt that isn't a meta token.
+    tokens (N, T): right-padded. lengths (N,). meta_positions (N, M): padded with -1. One call serves all
+    betas. Errors: ConfigError on an unknown site, or a prompt of meta tokens alone; `check_examples`.
+    """
+    examples = check_examples(model, tokens, lengths, meta_positions)
+    if site == "meta":
+        at = examples.last_meta
+    elif site == "last_non_meta":
+        at = _last_non_meta(examples.lengths, examples.meta_positions, examples.tokens.size(1))
+    else:
+        raise ConfigError(f"site='{site}' is unknown; choose 'meta' or 'last_non_meta'")
+    states = []
+    with frozen(model):
+        for rows in row_batches(len(tokens), batch_size):
+            hidden = model.hidden(examples.tokens[rows], examples.meta_positions[rows])
+            states.append(hidden[torch.arange(len(hidden), device=hidden.device), at[rows]].float())
+    return torch.cat(states)
+
+
+def _last_non_meta(lengths: Tensor, meta_positions: Tensor, T: int) -> Tensor:
+    """(N,): the last position of each row that is no meta token."""
+    place = torch.arange(T, device=lengths.device)
+    is_meta = (meta_positions[:, :, None] == place).any(1)  # (N, T)
+    last = torch.where((place < lengths[:, None]) & ~is_meta, place, -1).amax(1)
+    if bool((last < 0).any()):
+        raise ConfigError(
+            f"site='last_non_meta': example {int((last < 0).nonzero()[0])} is meta tokens alone; "
+            f"give prompts with text"
+        )
+    return last

@@ -1,0 +1,165 @@
+"""Model configuration: one frozen, validated description of an architecture."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from metatok.errors import ConfigError
+
+PositionName = Literal["ape", "rope", "yarn", "nope", "alibi"]
+ExtraAttention = Literal["none", "meta", "causal"]
+
+
+class Variant(NamedTuple):
+    """What sets a named model apart. `injects_meta_tokens` is about its pre-training data, not its layers."""
+
+    position: PositionName
+    extra_attention: ExtraAttention
+    injects_meta_tokens: bool
+
+
+# The paper's models (gpt2_ape, meta_ape, meta_rope) and the controls that it lacks: pause_* sees the same
+# injected tokens without meta-attention, wide_* has meta_*'s parameters without meta-attention.
+VARIANTS: dict[str, Variant] = {
+    "gpt2_ape": Variant("ape", "none", False),
+    "gpt2_rope": Variant("rope", "none", False),
+    "gpt2_nope": Variant("nope", "none", False),
+    "gpt2_alibi": Variant("alibi", "none", False),
+    "meta_ape": Variant("ape", "meta", True),
+    "meta_rope": Variant("rope", "meta", True),
+    "meta_nope": Variant("nope", "meta", True),
+    "meta_alibi": Variant("alibi", "meta", True),
+    "pause_ape": Variant("ape", "none", True),
+    "pause_rope": Variant("rope", "none", True),
+    "wide_ape": Variant("ape", "causal", False),
+    "wide_rope": Variant("rope", "causal", False),
+}
+
+
+class YarnConfig(BaseModel):
+    """YaRN's settings (arXiv 2309.00071); the defaults are the paper's Table 5.
+
+    scale: new context / original context, at least 1. original_context: tokens the model was trained on.
+    beta_fast, beta_slow: rotations over the original context above which a frequency is kept, and below
+    which it is divided by `scale`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scale: float = Field(ge=1)
+    original_context: int = Field(ge=1)
+    beta_fast: float = Field(default=32.0, gt=0)
+    beta_slow: float = Field(default=1.0, gt=0)
+    extrapolation_factor: float = Field(default=1.0, ge=0)
+    attn_factor: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(
+                f"beta_fast={self.beta_fast} must be above beta_slow={self.beta_slow}; 32 and 1 are usual"
+            )
+        return self
+
+
+class GPTConfig(BaseModel):
+    """Shape of one model. The defaults are GPT-2 small as nanoGPT builds it, with meta-attention and RoPE.
+
+    vocab_size: token ids the model may see or predict: gpt2's 50,257 and the meta token.
+    context_length: training length in tokens; "ape" cannot go beyond it, the other positions can.
+    extra_attention: "none", "meta" (the paper's), or "causal" (wide_*: a second full attention a layer).
+    Errors: pydantic's ValidationError, a ValueError, naming the field.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vocab_size: int = Field(default=50258, ge=1)
+    meta_token_id: int = Field(default=50257, ge=0)
+    context_length: int = Field(default=1024, ge=1)
+    n_layer: int = Field(default=12, ge=1)
+    n_head: int = Field(default=12, ge=1)
+    n_embd: int = Field(default=768, ge=1)
+    position: PositionName = "rope"
+    extra_attention: ExtraAttention = "meta"
+    activation: Literal["gelu", "relu"] = "gelu"
+    bias: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    rope_theta: float = Field(default=10000.0, gt=1)
+    yarn: YarnConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
+        if self.position in ("rope", "yarn") and self.head_dim % 2:
+            raise ValueError(
+                f"n_embd / n_head = {self.head_dim} must be even for '{self.position}'; change n_head"
+            )
+        if self.meta_token_id >= self.vocab_size:
+            raise ValueError(
+                f"meta_token_id={self.meta_token_id} must be below vocab_size={self.vocab_size}; "
+                f"give both, e.g. meta_token_id={self.vocab_size - 1}"
+            )
+        if self.position == "yarn" and self.yarn is None:
+            raise ValueError(
+                "position='yarn' needs yarn=YarnConfig(...); or use .extended(scale) of a rope config"
+            )
+        if self.position != "yarn" and self.yarn is not None:
+            raise ValueError(
+                f"yarn is given but position='{self.position}'; set position='yarn' or drop yarn"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding: vocab_size up to a multiple of 64, which matrix kernels like."""
+        return -(-self.vocab_size // 64) * 64
+
+    @classmethod
+    def variant(cls, name: str, **fields: Any) -> GPTConfig:
+        """The named model of `VARIANTS`; `fields` are any of the other fields.
+
+        Errors: ConfigError on an unknown name (listing the known ones) or an impossible field.
+        """
+        if name not in VARIANTS:
+            raise ConfigError(f"model variant '{name}' is unknown; known: {', '.join(sorted(VARIANTS))}")
+        fixed = {"position": VARIANTS[name].position, "extra_attention": VARIANTS[name].extra_attention}
+        for field, value in fixed.items():
+            if fields.get(field, value) != value:
+                raise ConfigError(
+                    f"{field}='{fields[field]}' contradicts variant '{name}', which has '{value}'; "
+                    f"choose another variant or build GPTConfig directly"
+                )
+        return cls._checked({**fields, **fixed})
+
+    def extended(self, scale: float, **yarn_fields: Any) -> GPTConfig:
+        """This RoPE model with its context made `scale` times longer by YaRN (paper section 4.3, Table 5).
+
+        `yarn_fields` are YarnConfig's, beta_fast and so on. The parameters are the same, so a checkpoint of
+        this config loads into the extended model as it is.
+        Errors: ConfigError if the position isn't rope, if scale < 1 or on an impossible field.
+        """
+        if self.position != "rope":
+            raise ConfigError(f"position='{self.position}' cannot be extended; YaRN needs 'rope'")
+        if scale < 1:
+            raise ConfigError(f"scale={scale} must be at least 1; give new context / {self.context_length}")
+        yarn = {"original_context": self.context_length, **yarn_fields, "scale": scale}
+        changed = {"position": "yarn", "context_length": round(self.context_length * scale), "yarn": yarn}
+        return self._checked({**self.model_dump(), **changed})
+
+    @classmethod
+    def _checked(cls, fields: dict[str, Any]) -> GPTConfig:
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            message = first["msg"].removeprefix("Value error, ")
+            text = f"{where}={first['input']!r}: {message}" if where else message
+            raise ConfigError(text) from None

@@ -1,0 +1,201 @@
+"""The difficulty schedule of the tasks: Table 6 of the paper.
+
+The list and item counts are the paper's. Its token column cannot hold in every phase at once: 17.5 lists
+of 50 items are 875 items, so "<= 1024 tokens" asks for about one token an item, while "100-200 tokens"
+for phase 1's 36 items asks for more than two. With plain words (1.1 gpt2 tokens each) phases 4 and 5 fit
+and phases 1-3 lie in the lower part of their range and below it.
+"""
+
+from itertools import pairwise
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from metatok.errors import ConfigError
+
+Range = tuple[int, int]  # both ends included
+
+N_CATEGORIES = 20
+
+
+def pick(span: Range, u: float) -> int:
+    """The integer of `span` that u in [0, 1) selects, uniformly."""
+    low, high = span
+    return low + int(u * (high - low + 1))
+
+
+class Phase(BaseModel):
+    """One row of Table 6.
+
+    lists         number of lists m
+    items         items a list n: a mixture of ranges, one n an example
+    item_weights  share of each range; empty = equal
+    copy_before, copy_length, copy_distance
+                  words of text before the copied span, in it (C), and from its end to the question (D)
+    tokens        approximate prompt length that the paper states, in tokens
+    reach         shortest train length, in tokens, whose examples are drawn from this phase
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    lists: Range
+    items: tuple[Range, ...]
+    item_weights: tuple[float, ...] = ()
+    copy_before: Range
+    copy_length: Range
+    copy_distance: Range
+    tokens: Range
+    reach: int
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        spans = {
+            "lists": (self.lists,),
+            "items": self.items,
+            "copy_before": (self.copy_before,),
+            "copy_length": (self.copy_length,),
+            "copy_distance": (self.copy_distance,),
+        }
+        for field, ranges in spans.items():
+            if not ranges or any(not 1 <= low <= high for low, high in ranges):
+                raise ConfigError(f"{field}={ranges}: give ranges (low, high) with 1 <= low <= high")
+        if self.lists[1] > N_CATEGORIES:
+            raise ConfigError(f"lists={self.lists}: there are {N_CATEGORIES} categories, ask for no more")
+        if self.item_weights and len(self.item_weights) != len(self.items):
+            raise ConfigError(f"item_weights={self.item_weights}: give one for each range of {self.items}")
+        if self.item_weights and (min(self.item_weights) < 0 or sum(self.item_weights) == 0):
+            raise ConfigError(f"item_weights={self.item_weights}: give weights >= 0, not all 0")
+        return self
+
+    def n_lists(self, u: float) -> int:
+        return pick(self.lists, u)
+
+    def n_items(self, u: float, v: float) -> int:
+        """u selects the range of the mixture, v the number in it."""
+        weights = self.item_weights or (1.0,) * len(self.items)
+        level = u * sum(weights)
+        for span, weight in zip(self.items, weights, strict=True):
+            if level < weight:
+                return pick(span, v)
+            level -= weight
+        return pick(self.items[-1], v)
+
+    def longer(self, factor: int) -> "Phase":
+        """This phase with lists, and text around the copied span, `factor` times as long."""
+
+        def times(span: Range) -> Range:
+            return span[0] * factor, span[1] * factor
+
+        return self.model_copy(
+            update={
+                "name": f"{self.name} x{factor}",
+                "items": tuple(times(span) for span in self.items),
+                "copy_before": times(self.copy_before),
+                "copy_distance": times(self.copy_distance),
+                "tokens": times(self.tokens),
+                "reach": self.reach * factor,
+            }
+        )
+
+
+TABLE_6 = (
+    Phase(
+        name="easy", lists=(3, 8), items=((3, 10),),
+        copy_before=(20, 60), copy_length=(8, 24), copy_distance=(10, 50),
+        tokens=(100, 200), reach=128,
+    ),
+    Phase(
+        name="medium", lists=(8, 12), items=((3, 8), (9, 16)), item_weights=(0.25, 0.75),
+        copy_before=(40, 110), copy_length=(16, 40), copy_distance=(50, 120),
+        tokens=(200, 300), reach=256,
+    ),
+    Phase(
+        name="hard", lists=(12, 19), items=((3, 8), (9, 16), (17, 25)), item_weights=(0.2, 0.3, 0.5),
+        copy_before=(80, 240), copy_length=(32, 72), copy_distance=(120, 280),
+        tokens=(500, 700), reach=512,
+    ),
+    Phase(
+        name="extra-hard", lists=(15, 20), items=((40, 60),),
+        copy_before=(200, 400), copy_length=(64, 128), copy_distance=(280, 460),
+        tokens=(512, 1024), reach=1024,
+    ),
+    Phase(
+        name="long", lists=(15, 20), items=((90, 110),),
+        copy_before=(480, 800), copy_length=(96, 192), copy_distance=(720, 1060),
+        tokens=(1024, 2048), reach=2048,
+    ),
+)  # fmt: skip
+
+TINY = (
+    Phase(
+        name="easy", lists=(2, 3), items=((2, 4),),
+        copy_before=(2, 8), copy_length=(3, 8), copy_distance=(2, 8),
+        tokens=(25, 60), reach=64,
+    ),
+    Phase(
+        name="medium", lists=(4, 6), items=((4, 8),),
+        copy_before=(4, 16), copy_length=(6, 12), copy_distance=(6, 20),
+        tokens=(50, 110), reach=128,
+    ),
+    Phase(
+        name="hard", lists=(6, 8), items=((6, 14),),
+        copy_before=(10, 30), copy_length=(10, 20), copy_distance=(20, 50),
+        tokens=(80, 220), reach=256,
+    ),
+    Phase(
+        name="extra-hard", lists=(8, 10), items=((20, 36),),
+        copy_before=(30, 60), copy_length=(16, 32), copy_distance=(60, 110),
+        tokens=(220, 512), reach=512,
+    ),
+    Phase(
+        name="long", lists=(8, 10), items=((48, 72),),
+        copy_before=(80, 130), copy_length=(24, 48), copy_distance=(140, 220),
+        tokens=(460, 1024), reach=1024,
+    ),
+)  # fmt: skip
+
+
+class Curriculum(BaseModel):
+    """The phases, easiest first, numbered from 1; the default is Table 6.
+
+    `repeat_target`: list recall writes its target list once more, with the meta token in it, before the
+    question, as the paper's appendix H does; False puts the meta token into the list where it stands.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "table6"
+    phases: tuple[Phase, ...] = TABLE_6
+    repeat_target: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        reaches = [phase.reach for phase in self.phases]
+        if not reaches or reaches[0] < 1 or any(b <= a for a, b in pairwise(reaches)):
+            raise ConfigError(f"phases: reach={reaches}, give at least one phase, with reach increasing")
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """The schedule scaled down to contexts of about 128 tokens, for a run in minutes on two cores."""
+        return cls(name="tiny", phases=TINY)
+
+    def phase(self, number: int) -> Phase:
+        """Phase `number` >= 1. Past the last row it is that row 2, 4, 8, ... times as long."""
+        if number < 1:
+            raise ConfigError(f"phase={number}: phases are numbered from 1 to {len(self.phases)}")
+        if number <= len(self.phases):
+            return self.phases[number - 1]
+        return self.phases[-1].longer(2 ** (number - len(self.phases)))
+
+    def phases_for(self, train_length: int) -> tuple[int, ...]:
+        """The phases a train length of `train_length` tokens draws from: those whose reach it attains.
+
+        Table 6: 128 -> 1; 256 -> 1-2; 512 -> 1-3; 2048 -> 1-5; 4096 -> 1-6, where 6 is phase 5 with
+        lists twice as long. Phase 1 is always in.
+        """
+        number = 1
+        while self.phase(number + 1).reach <= train_length:
+            number += 1
+        return tuple(range(1, number + 1))

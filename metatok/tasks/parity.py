@@ -1,0 +1,28 @@
+"""Parity: the XOR of the bits before a meta token (paper, appendix D.1.3 and H)."""
+
+from metatok.randomness import generator
+from metatok.tasks.base import Example, Task
+
+
+class Parity(Task):
+    """m * n random bits (the counts of Table 6); the meta token stands after a uniform number of them."""
+
+    name = "parity"
+
+    def example(self, phase: int, seed: int, index: int) -> Example:
+        schedule = self.curriculum.phase(phase)
+        rng = generator(seed, f"tasks/{self.name}/{phase}", index)
+        u = rng.random(4).tolist()
+        n_bits = schedule.n_lists(u[0]) * schedule.n_items(u[1], u[2])
+        bits = "".join(map(str, rng.integers(2, size=n_bits).tolist()))
+        return compose(bits, 1 + int(u[3] * n_bits), phase)
+
+
+def compose(bits: str, prefix: int, phase: int) -> Example:
+    """The example that asks for the XOR of the first `prefix` characters of `bits`."""
+    before = " ".join(bits[:prefix])
+    after = " ".join(bits[prefix:])
+    question = "Q: What is the XOR of all bits before this pause?"
+    second = f" {after} {question}" if after else f" {question}"
+    answer = str(bits[:prefix].count("1") % 2)
+    return Example((f"Bits: {before}", second, ""), answer, phase, {"bits": prefix})
