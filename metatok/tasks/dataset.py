@@ -38,10 +38,10 @@ _ARRAYS = ("tokens", "offsets", "prompt_lengths", "phases", "indices")
 class TaskDatasetConfig(BaseModel):
     """Which examples.
 
-    min_tokens (exclusive), max_tokens (inclusive) bound `length_of`: "total" = prompt and completion with
-    its end-of-text token, "prompt" = the prompt alone. Phases, each with an equal share of the examples:
-    for "total" those a train length of `max_tokens` draws from (Curriculum.phases_for); for "prompt", which
-    is how evaluation lengths are binned, every phase that has prompts of that length, up to twice the reach.
+    The prompt has more than min_tokens, prompt and completion with its end-of-text token at most max_tokens.
+    Phases, each with an equal share of the examples: "train_length", those a train length of `max_tokens`
+    draws from (Curriculum.phases_for); "any", which is how evaluation lengths are binned, every phase that
+    has examples of that length, up to twice the reach.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +53,7 @@ class TaskDatasetConfig(BaseModel):
     split: Split = "train"
     min_tokens: int = Field(default=0, ge=0)
     max_tokens: int = Field(ge=1)
-    length_of: Literal["total", "prompt"] = "total"
+    phases: Literal["train_length", "any"] = "train_length"
     n_examples: int = Field(ge=1)
     seed: int = 0
 
@@ -187,8 +187,7 @@ class _Encoded:
     prompt_length: int
 
     def fits(self, config: TaskDatasetConfig) -> bool:
-        length = self.prompt_length if config.length_of == "prompt" else len(self.tokens)
-        return config.min_tokens < length <= config.max_tokens
+        return config.min_tokens < self.prompt_length and len(self.tokens) <= config.max_tokens
 
 
 def encode_example(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -228,12 +227,12 @@ def _fitting_phases(task: Task, config: TaskDatasetConfig, tokenizer: Tokenizer)
     """The phases whose examples fit the length range, and the share that does, from a pilot."""
     shares: dict[int, float] = {}
     lengths: list[int] = []
-    reach = config.max_tokens * (2 if config.length_of == "prompt" else 1)
+    reach = config.max_tokens * (2 if config.phases == "any" else 1)
     phases = config.curriculum.phases_for(reach)
     for phase in phases:
         pilot = [_encode(task.example(phase, config.seed, i), tokenizer) for i in range(_PILOT)]
         share = sum(encoded.fits(config) for encoded in pilot) / _PILOT
-        lengths += [e.prompt_length if config.length_of == "prompt" else len(e.tokens) for e in pilot]
+        lengths += [len(encoded.tokens) for encoded in pilot]
         if share >= _MIN_FIT:
             shares[phase] = share
     if not shares:

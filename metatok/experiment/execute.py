@@ -1,0 +1,104 @@
+"""Run cells against the ledger: claim, do, record. What Ray's workers call, and what a notebook can."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch.distributed as dist
+
+from metatok.experiment.cells import Cell
+from metatok.experiment.context import Context, Metrics
+from metatok.experiment.ledger import Ledger
+from metatok.experiment.run import CellRun
+from metatok.experiment.runners import Outcome, run_cell
+from metatok.training.loop import world
+
+Status = Literal["running", "finished", "already_finished", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One line of news about a cell."""
+
+    cell: Cell
+    status: Status
+    step: int = 0
+    metrics: Metrics | None = None
+    error: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    ledger: Ledger,
+    context: Context,
+    tags: dict[str, str],
+    on_progress: OnProgress = lambda progress: None,
+) -> dict[str, Status]:
+    """Run cells in order, those already finished left out. Returns fingerprint -> how it went.
+
+    A cell that raises is recorded as FAILED with its traceback; those of `cells` that build on it are
+    skipped, the rest goes on. Under torch.distributed all ranks call this, and rank 0 alone writes.
+    """
+    outcome: dict[str, Status] = {}
+    for cell in cells:
+        if any(outcome.get(parent.fingerprint) in ("failed", "skipped") for parent in cell.parents):
+            outcome[cell.fingerprint] = "skipped"
+            on_progress(Progress(cell, "skipped"))
+        else:
+            outcome[cell.fingerprint] = _run_one(cell, ledger, context, tags, on_progress)
+    return outcome
+
+
+def _run_one(
+    cell: Cell, ledger: Ledger, context: Context, tags: dict[str, str], on_progress: OnProgress
+) -> Status:
+    run = ledger.claim(cell, tags) if world()[0] == 0 else None
+    if not _agreed(run is not None):
+        on_progress(Progress(cell, "already_finished"))
+        return "already_finished"
+    on_progress(Progress(cell, "running"))
+
+    def on_log(step: int, metrics: Metrics) -> None:
+        if run is not None:
+            run.log(step, metrics)
+        on_progress(Progress(cell, "running", step, metrics))
+
+    def before_checkpoint() -> None:
+        if run is not None:
+            run.flush()
+
+    told = replace(context, on_log=on_log, before_checkpoint=before_checkpoint)
+    try:
+        result = run_cell(cell, told)
+    except Exception as error:
+        if run is not None:
+            run.fail(traceback.format_exc())
+        on_progress(Progress(cell, "failed", error=f"{type(error).__name__}: {error}"))
+        return "failed"
+    if run is not None:
+        _record(run, result)
+    on_progress(Progress(cell, "finished", metrics=result.metrics))
+    return "finished"
+
+
+def _record(run: CellRun, result: Outcome) -> None:
+    for name, table in result.tables.items():
+        run.table(name, table)
+    if result.checkpoint is not None:
+        run.tag("checkpoint", result.checkpoint)
+    run.finish(result.metrics)
+
+
+def _agreed(mine: bool) -> bool:
+    """Rank 0's answer, on every rank."""
+    if world()[1] == 1:
+        return mine
+    answer = [mine]
+    dist.broadcast_object_list(answer, src=0)
+    return answer[0]

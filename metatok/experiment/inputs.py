@@ -1,0 +1,180 @@
+"""What cells read besides their bases: tokenizers, corpus shards and task data sets.
+
+Each is made once under $METATOK_HOME/datasets, named by a hash of its description, and opened by everyone
+after that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from metatok.data.corpus import CorpusConfig, open_corpus
+from metatok.data.shards import FileManifest, ShardSet, finish_shards, tokenize_file
+from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer
+from metatok.experiment.cells import Cell, Extend, Finetune, Pretrain, Probe, RateDistortion
+from metatok.tasks.curriculum import Curriculum
+from metatok.tasks.dataset import TaskDataset, TaskDatasetConfig, build
+from metatok.tasks.registry import get_task
+
+TOKENIZER_DOCUMENTS = 64
+TOKENIZER_EXAMPLES = 600  # of each task and phase
+
+
+class ShardsConfig(BaseModel):
+    """A corpus tokenised by a tokenizer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    corpus: CorpusConfig
+    tokenizer: TokenizerConfig
+
+
+InputConfig = ShardsConfig | TaskDatasetConfig
+
+
+def eval_set(cell: Finetune, eval_length: int) -> TaskDatasetConfig:
+    """The test examples of an eval length: a prompt of more than half of it, with its completion at most all of it."""
+    return _task_set(
+        cell,
+        split="test",
+        min_tokens=eval_length // 2,
+        max_tokens=eval_length,
+        phases="any",
+        n_examples=cell.n_test,
+    )
+
+
+def train_set(cell: Finetune) -> TaskDatasetConfig:
+    """The train examples: at most `train_length` tokens, prompt and completion together."""
+    return _task_set(
+        cell, split="train", max_tokens=cell.train_length, n_examples=cell.n_train, seed=cell.seed
+    )
+
+
+def bottleneck_set(cell: RateDistortion) -> TaskDatasetConfig:
+    """The few examples that a rate-distortion point is fitted and measured on."""
+    return _task_set(cell, split="test", max_tokens=cell.max_tokens, n_examples=cell.n_examples)
+
+
+def probe_set(cell: Probe) -> TaskDatasetConfig:
+    return eval_set(cell.base, cell.eval_length)
+
+
+def _task_set(cell: Finetune | RateDistortion, **fields: object) -> TaskDatasetConfig:
+    root = cell.root
+    shared = {
+        "task": cell.task,
+        "curriculum": cell.curriculum,
+        "tokenizer": root.tokenizer,
+        "corpus": root.corpus,
+    }
+    return TaskDatasetConfig.model_validate(shared | fields)
+
+
+def inputs_of(cell: Cell) -> Iterator[InputConfig]:
+    """Everything that `cell` reads, its ancestors' inputs left out."""
+    if isinstance(cell, Pretrain | Extend):
+        yield ShardsConfig(corpus=cell.root.corpus, tokenizer=cell.root.tokenizer)
+    elif isinstance(cell, Finetune):
+        yield train_set(cell)
+        yield from (eval_set(cell, length) for length in cell.eval_lengths)
+    elif isinstance(cell, RateDistortion):
+        yield bottleneck_set(cell)
+    elif isinstance(cell, Probe):
+        yield probe_set(cell)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Opens inputs, making them where they are missing. root: Home.datasets."""
+
+    root: Path
+
+    def tokenizer(self, config: TokenizerConfig, corpus: CorpusConfig) -> Tokenizer:
+        """The tokenizer; a bpe is trained on the corpus' first documents and on task text."""
+        described = TokenizerText(config=config, corpus=corpus if config.name == "bpe" else None)
+        path = self.root / f"tokenizer-{_digest(described)}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tokenizer = build_tokenizer(config, described.texts())
+            tokenizer.save(path)
+            return tokenizer
+        return _load_tokenizer(path)
+
+    def shards_path(self, config: ShardsConfig) -> Path:
+        return self.root / f"shards-{_digest(config)}"
+
+    def tokenize(self, config: ShardsConfig, file: str) -> FileManifest:
+        """Tokenise one source file of the corpus; a finished one is left alone."""
+        tokenizer = self.tokenizer(config.tokenizer, config.corpus)
+        return tokenize_file(config.corpus, file, tokenizer, self.shards_path(config))
+
+    def shards(self, config: ShardsConfig) -> ShardSet:
+        """The tokenised corpus; what is missing of it is made here, in this process."""
+        folder = self.shards_path(config)
+        if not (folder / "index.json").exists():
+            files = open_corpus(config.corpus).files
+            for file in files:
+                self.tokenize(config, file)
+            return finish_shards(folder, files)
+        return ShardSet.open(folder)
+
+    def task_dataset(self, config: TaskDatasetConfig) -> TaskDataset:
+        tokenizer = self.tokenizer(config.tokenizer, config.corpus)
+        name = f"{config.task}-{config.split}-{config.max_tokens}-{_digest(config)}"
+        return build(config, tokenizer, self.root / name)
+
+    def ready(self, config: InputConfig) -> bool:
+        """Whether the input is there already."""
+        if isinstance(config, ShardsConfig):
+            return (self.shards_path(config) / "index.json").exists()
+        return (self.root / f"{config.task}-{config.split}-{config.max_tokens}-{_digest(config)}").exists()
+
+
+class TokenizerText(BaseModel):
+    """What a tokenizer is made from; a ready-made encoding needs no corpus."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config: TokenizerConfig
+    corpus: CorpusConfig | None
+
+    def texts(self) -> Iterator[str]:
+        """Corpus documents and task text, so that a task word is one or two tokens."""
+        if self.corpus is not None:
+            corpus = open_corpus(self.corpus)
+            documents = (document for file in corpus.files for document in corpus.documents(file))
+            yield from islice(documents, TOKENIZER_DOCUMENTS)
+            yield from task_text()
+
+
+def task_text() -> Iterator[str]:
+    """Prompts and answers of the tasks that need no corpus."""
+    curriculum = Curriculum()
+    for name in ("list_recall", "segment_counting", "parity"):
+        task = get_task(name, curriculum)
+        for phase in range(1, 4):
+            for index in range(TOKENIZER_EXAMPLES):
+                example = task.example(phase, 0, index)
+                yield "".join(example.segments) + f" {example.completion}"
+
+
+def distinct_inputs(cells: Iterable[Cell]) -> list[InputConfig]:
+    """The inputs of all cells, each once, in the order in which they are first needed."""
+    return list(dict.fromkeys(config for cell in cells for config in inputs_of(cell)))
+
+
+def _digest(config: BaseModel) -> str:
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=4)
+def _load_tokenizer(path: Path) -> Tokenizer:
+    return Tokenizer.load(path)

@@ -1,0 +1,249 @@
+"""The ledger: one MLflow run a cell, tagged with its fingerprint; done is what says FINISHED."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+# A server that is away must not hold up training: the spool takes the lines, not the client's retries.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from mlflow.entities import Param, Run
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from metatok.errors import ConfigError
+from metatok.experiment.cells import KINDS, Cell
+from metatok.experiment.home import Home
+from metatok.experiment.run import CellRun, owner_is_alive, owner_of_this_process
+
+logger = logging.getLogger(__name__)
+
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as reports read it. params hold the cell's labels and own fields, as strings."""
+
+    kind: str
+    fingerprint: str
+    run_id: str
+    name: str
+    status: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+    artifact_uri: str
+    start_time: int
+    end_time: int | None
+
+
+def experiment_name(kind: str) -> str:
+    return f"metatok/{kind}"
+
+
+class Ledger:
+    """The runs behind one tracking URI. Open it once on the driver, which makes what is missing."""
+
+    def __init__(self, tracking_uri: str, spool: Path, experiments: dict[str, str]):
+        self.tracking_uri = tracking_uri
+        self.spool = spool
+        self.experiments = experiments
+        self.client = MlflowClient(tracking_uri)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ledger, (self.tracking_uri, self.spool, self.experiments)
+
+    @classmethod
+    def open(cls, home: Home | None = None) -> Ledger:
+        """The ledger of `home`, its database and experiments made where missing.
+
+        Errors: ConfigError if the tracking URI does not answer.
+        """
+        home = home or Home.open()
+        uri = home.tracking_uri
+        _check_answers(uri)
+        try:
+            client = MlflowClient(uri)
+            experiments = {
+                kind.model_fields["kind"].default: _experiment(
+                    client, uri, home, kind.model_fields["kind"].default
+                )
+                for kind in KINDS
+            }
+        except MlflowException as error:
+            raise ConfigError(
+                f"MLFLOW_TRACKING_URI={uri} does not answer as an MLflow store ({_first_line(error)}); "
+                "start the server, or unset it to use $METATOK_HOME/mlflow.db"
+            ) from None
+        home.spool.mkdir(exist_ok=True)
+        return cls(uri, home.spool, experiments)
+
+    def finished(self) -> dict[str, str]:
+        """fingerprint -> run id of every finished cell."""
+        runs = self._search(self.experiments.values(), "attributes.status = 'FINISHED'")
+        return {
+            run.data.tags["fingerprint"]: run.info.run_id
+            for run in reversed(runs)
+            if "fingerprint" in run.data.tags
+        }
+
+    def missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those of `cells` that are not finished, in their order."""
+        finished = self.finished()
+        return [cell for cell in cells if cell.fingerprint not in finished]
+
+    def records(self, kind: str, status: str | None = "FINISHED") -> list[RunRecord]:
+        """The runs of a kind, oldest first; status None = all."""
+        query = f"attributes.status = '{status}'" if status else ""
+        runs = self._search([self.experiments[kind]], query)
+        return [_record(kind, run) for run in reversed(runs)]
+
+    def table(self, record: RunRecord, name: str) -> pa.Table:
+        """The artifact `name`.parquet of a run."""
+        path = self.client.download_artifacts(record.run_id, f"{name}.parquet")
+        return pq.read_table(path)
+
+    def checkpoint_uri(self, fingerprint: str) -> str:
+        """Address of the checkpoints of a finished cell. Errors: LookupError if it has none."""
+        run = self._by_fingerprint(fingerprint)
+        uri = None if run is None else run.data.tags.get("checkpoint")
+        if uri is None:
+            raise LookupError(f"no finished run of fingerprint {fingerprint[:12]} with a checkpoint")
+        return uri
+
+    def claim(self, cell: Cell, tags: Mapping[str, str], poll_seconds: float = 1.0) -> CellRun | None:
+        """A run to write the cell's results to, or None if the cell is finished.
+
+        A run that something left behind (its process is gone, or its heartbeat stale) is re-opened; one that
+        another process is working on is waited for.
+        """
+        announced = False
+        while True:
+            run = self._by_fingerprint(cell.fingerprint)
+            if run is None:
+                run = self._create(cell, tags)
+                if run is None:
+                    continue
+            elif run.info.status == "FINISHED":
+                return None
+            elif run.info.status == "RUNNING" and owner_is_alive(run.data.tags):
+                if not announced:
+                    logger.warning(
+                        "%s %s is being run by %s; waiting", cell.kind, cell.id, run.data.tags["owner"]
+                    )
+                    announced = True
+                time.sleep(poll_seconds)
+                continue
+            return CellRun(self.client, run.info.run_id, cell, self.spool, dict(tags))
+
+    def _create(self, cell: Cell, tags: Mapping[str, str]) -> Run | None:
+        """A new run, or None if another process made one at the same moment and came first."""
+        all_tags = dict(tags) | {
+            "fingerprint": cell.fingerprint,
+            "parents": ",".join(parent.fingerprint for parent in cell.parents),
+            "owner": owner_of_this_process(),
+            "heartbeat": f"{time.time():.0f}",
+        }
+        experiment = self.experiments[cell.kind]
+        run = self.client.create_run(experiment, tags=all_tags, run_name=cell.slug)
+        rivals = self._search([experiment], f"tags.fingerprint = '{cell.fingerprint}'")
+        if min(rivals, key=_precedence).info.run_id != run.info.run_id:
+            self.client.delete_run(run.info.run_id)
+            return None
+        params = [Param(k, v) for k, v in flat_params(cell).items()]
+        for start in range(0, len(params), 100):
+            self.client.log_batch(run.info.run_id, params=params[start : start + 100])
+        self.client.log_text(run.info.run_id, cell.model_dump_json(indent=1), "cell.json")
+        return run
+
+    def _by_fingerprint(self, fingerprint: str) -> Run | None:
+        runs = self._search(self.experiments.values(), f"tags.fingerprint = '{fingerprint}'")
+        return min(runs, key=_precedence) if runs else None
+
+    def _search(self, experiment_ids: Iterable[str], query: str) -> list[Run]:
+        """All matching runs, newest first."""
+        runs: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs(list(experiment_ids), query, max_results=PAGE, page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+
+def flat_params(cell: Cell) -> dict[str, str]:
+    """The labels and own fields of a cell as MLflow params: dotted names, lists as JSON."""
+    params: dict[str, str] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                visit(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            params[prefix] = value if isinstance(value, str) else json.dumps(value)
+
+    visit("", cell.own_fields())
+    return params | {key: str(value) for key, value in cell.labels.items()}
+
+
+def _precedence(run: Run) -> tuple[bool, int, str]:
+    return (run.info.status != "FINISHED", run.info.start_time, run.info.run_id)
+
+
+def _record(kind: str, run: Run) -> RunRecord:
+    return RunRecord(
+        kind=kind,
+        fingerprint=run.data.tags.get("fingerprint", ""),
+        run_id=run.info.run_id,
+        name=run.info.run_name,
+        status=run.info.status,
+        params=run.data.params,
+        metrics=run.data.metrics,
+        tags=run.data.tags,
+        artifact_uri=run.info.artifact_uri,
+        start_time=run.info.start_time,
+        end_time=run.info.end_time,
+    )
+
+
+def _experiment(client: MlflowClient, uri: str, home: Home, kind: str) -> str:
+    name = experiment_name(kind)
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    # A tracking server keeps artifacts where it was told to; a bare database needs a folder from us.
+    location = None if uri.startswith(("http://", "https://")) else str(home.artifacts / kind)
+    return client.create_experiment(name, artifact_location=location)
+
+
+def _check_answers(uri: str) -> None:
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5) as response:
+            response.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(
+            f"MLFLOW_TRACKING_URI={uri} does not answer ({reason}); start the server, or unset it to use "
+            "$METATOK_HOME/mlflow.db"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

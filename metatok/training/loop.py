@@ -1,0 +1,239 @@
+"""The one training loop: pre-training, context extension and fine-tuning differ in their batches alone.
+
+It knows neither Ray nor MLflow: `on_log` and `on_checkpoint` are plain callbacks, and under
+torch.distributed it averages over the ranks of the default process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from metatok.data.injection import IGNORE
+from metatok.errors import ConfigError
+from metatok.model import GPT
+from metatok.training.optim import OptimConfig, adamw
+
+Precision = str  # "fp32" or "bf16" (autocast)
+ROWS_MULTIPLE = 64
+
+
+class Batch(Protocol):
+    """tokens (B, T); targets (B, T), -100 where no loss; meta_positions (B, M), padded with -1."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def meta_positions(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How to run, never what: nothing here changes a result."""
+
+    device: str = "cpu"
+    micro_batch_size: int = 64
+    log_every: int = 10
+    checkpoint_every: int = 1000
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        # A log line averages over its window, so a run resumed inside a window would log another mean.
+        if self.checkpoint_every % self.log_every:
+            raise ConfigError(
+                f"checkpoint_every={self.checkpoint_every} must be a multiple of log_every={self.log_every}"
+            )
+
+
+@dataclass
+class LoopState:
+    """Where training stands: what a checkpoint needs to go on as if it had never stopped."""
+
+    step: int
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def checkpoint(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "weights": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+
+OnLog = Callable[[int, dict[str, float]], None]
+OnCheckpoint = Callable[[LoopState], None]
+
+
+def world() -> tuple[int, int]:
+    """(rank, world size) of this process."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def token_loss(module: nn.Module, batch: Batch, precision: Precision, device: str) -> Tensor:
+    """Sum of cross-entropies (nats) over the targets that count.
+
+    Logits are computed at those rows alone, which are found on the CPU: a GPU need not synchronise. Their
+    number is rounded up with uncounted rows, so that compiled code meets few shapes.
+    module: a LossRows, or its DDP or compiled wrapper.
+    """
+    flat = batch.targets.flatten()  # (B * T,)
+    rows = (flat != IGNORE).nonzero().squeeze(1)  # (N,)
+    rows = F.pad(rows, (0, -len(rows) % ROWS_MULTIPLE))
+    targets = flat[rows]
+    targets[(flat != IGNORE).sum() :] = IGNORE
+    with torch.autocast(device.split(":")[0], torch.bfloat16, enabled=precision == "bf16"):
+        logits = module(
+            batch.tokens.to(device, non_blocking=True),
+            batch.meta_positions.to(device, non_blocking=True),
+            rows.to(device, non_blocking=True),
+        )  # (N, V)
+    return F.cross_entropy(
+        logits.float(), targets.to(device, non_blocking=True), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+class LossRows(nn.Module):
+    """A GPT whose forward gives logits at chosen rows: one forward for DDP and compile to wrap."""
+
+    def __init__(self, gpt: GPT):
+        super().__init__()
+        self.gpt = gpt
+
+    def forward(self, tokens: Tensor, meta_positions: Tensor, rows: Tensor) -> Tensor:
+        """tokens (B, T), meta_positions (B, M), rows (N,) into the flattened (B * T) -> logits (N, V)."""
+        hidden = self.gpt.hidden(tokens, meta_positions)  # (B, T, D)
+        return self.gpt.head(hidden.flatten(0, 1)[rows])
+
+
+def _micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
+    for start in range(0, len(batch.tokens), size):
+        part = slice(start, start + size)
+        yield _Slice(batch.tokens[part], batch.targets[part], batch.meta_positions[part])
+
+
+@dataclass(frozen=True)
+class _Slice:
+    tokens: Tensor
+    targets: Tensor
+    meta_positions: Tensor
+
+
+def train(
+    model: GPT,
+    batches: Callable[[int], Batch],
+    *,
+    steps: int,
+    optim: OptimConfig,
+    settings: LoopSettings,
+    precision: Precision = "fp32",
+    resume: dict[str, Any] | None = None,
+    on_log: OnLog = lambda step, metrics: None,
+    on_checkpoint: OnCheckpoint = lambda state: None,
+) -> LoopState:
+    """Train `model` in place to optimiser step `steps`.
+
+    batches: step -> this rank's share of that step's batch; a pure function of the step, so that an
+    interrupted run continues exactly. The loss is the mean over all counted tokens of the whole batch, over
+    micro-batches and ranks alike. resume: LoopState.checkpoint() of an earlier run of the same training.
+    on_log(step, metrics) has loss (nats/token), learning_rate, grad_norm, tokens_per_second; it is called on
+    every rank, as is on_checkpoint.
+    """
+    model.to(settings.device).train()
+    optimizer = adamw(model, optim)
+    state = LoopState(0, model, optimizer)
+    if resume:
+        model.load_state_dict(resume["weights"])
+        optimizer.load_state_dict(resume["optimizer"])
+        state.step = resume["step"]
+    module = _wrapped(model, settings)
+    window = _Window(settings.device)
+    while state.step < steps:
+        for group in optimizer.param_groups:
+            group["lr"] = optim.rate_at(state.step, steps)
+        batch = batches(state.step)
+        loss, counted = _accumulate(module, batch, precision, settings)
+        clip = optim.grad_clip or float("inf")
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        window.add(loss, counted, batch.tokens.numel() * world()[1])
+        if state.step % settings.log_every == 0 or state.step == steps:
+            state.metrics = window.close() | {
+                "learning_rate": optimizer.param_groups[0]["lr"],
+                "grad_norm": float(grad_norm),
+            }
+            on_log(state.step, state.metrics)
+        if state.step % settings.checkpoint_every == 0 and state.step < steps:
+            on_checkpoint(state)
+    return state
+
+
+def _wrapped(model: GPT, settings: LoopSettings) -> nn.Module:
+    module: nn.Module = LossRows(model)
+    if world()[1] > 1:
+        index = torch.device(settings.device).index
+        on_gpu = settings.device.startswith("cuda")
+        module = DistributedDataParallel(module, device_ids=[index or 0] if on_gpu else None)
+    return torch.compile(module) if settings.compile else module  # type: ignore[return-value]
+
+
+def _accumulate(
+    module: nn.Module, batch: Batch, precision: Precision, settings: LoopSettings
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the batch's mean loss, one all-reduce a step. Returns loss sum and count over ranks."""
+    _, ranks = world()
+    counted = torch.tensor(float((batch.targets != IGNORE).sum()), device=settings.device)
+    if ranks > 1:
+        dist.all_reduce(counted)
+    total = torch.zeros((), device=settings.device)
+    parts = list(_micro_batches(batch, settings.micro_batch_size))
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        hold = isinstance(module, DistributedDataParallel) and not last
+        with module.no_sync() if hold else contextlib.nullcontext():  # type: ignore[operator]
+            loss = token_loss(module, part, precision, settings.device)
+            # DDP averages gradients over ranks; the mean is over the tokens of all ranks.
+            (loss * (ranks / counted)).backward()
+        total += loss.detach()
+    if ranks > 1:
+        dist.all_reduce(total)
+    return total, counted
+
+
+class _Window:
+    """Loss and speed since the last log line; tensors stay on the device until the line is made."""
+
+    def __init__(self, device: str):
+        self._device = device
+        self._open()
+
+    def _open(self) -> None:
+        self._loss: Tensor | float = 0.0
+        self._counted: Tensor | float = 0.0
+        self._tokens = 0
+        self._start = time.perf_counter()
+
+    def add(self, loss: Tensor, counted: Tensor, tokens: int) -> None:
+        self._loss = self._loss + loss
+        self._counted = self._counted + counted
+        self._tokens += tokens
+
+    def close(self) -> dict[str, float]:
+        metrics = {"loss": float(self._loss) / max(float(self._counted), 1.0)}
+        metrics["tokens_per_second"] = self._tokens / max(time.perf_counter() - self._start, 1e-9)
+        self._open()
+        return metrics
