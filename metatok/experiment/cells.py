@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
@@ -34,6 +35,11 @@ class Cell(BaseModel):
 
     version: ClassVar[int] = 1
     kind: str
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_memo", None)  # the original's fingerprint is not the changed copy's
+        return copied
 
     @property
     def parents(self) -> tuple[AnyCell, ...]:
@@ -182,11 +188,9 @@ class Finetune(Cell):
                 f"train_length={self.train_length} is over the context of {model_name(self.base)}, "
                 f"{context} tokens; take a shorter one or a model with a longer context"
             )
-        if self.result_model.position == "ape" and max(self.eval_lengths) > context:
-            raise ValueError(
-                f"eval_lengths={self.eval_lengths}: learned positions end at the context of "
-                f"{model_name(self.base)}, {context} tokens; leave out what is longer"
-            )
+        if not self.eval_lengths:
+            raise ValueError("eval_lengths=(): give at least one; learned positions take none over the context")
+        _check_positions(self, "eval_lengths", max(self.eval_lengths))
         return self
 
     @property
@@ -243,6 +247,12 @@ class RateDistortion(Cell):
     learning_rate: float = Field(default=1e-3, gt=0)
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        task_class(self.task)
+        _check_positions(self, "max_tokens", self.max_tokens)
+        return self
+
     @property
     def labels(self) -> dict[str, str | int | float]:
         return {"model": model_name(self), "site": self.site, "beta": self.beta, "seed": self.seed}
@@ -259,6 +269,11 @@ class Probe(Cell):
     analysis: Literal["sharpness", "residual", "attention"]
     eval_length: int = Field(ge=1)
     n_examples: int = Field(default=100, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _check_positions(self, "eval_length", self.eval_length)
+        return self
 
     @property
     def labels(self) -> dict[str, str | int | float]:
@@ -303,6 +318,16 @@ def model_name(cell: Cell) -> str:
         context = extension.result_model.context_length
         name += f"_yarn_{context // 1024}k" if context % 1024 == 0 else f"_yarn_{context}"
     return name
+
+
+def _check_positions(cell: Finetune | RateDistortion | Probe, field: str, longest: int) -> None:
+    """ValueError where `longest` tokens are more than the base's learned positions."""
+    model = cell.base.result_model
+    if model.position == "ape" and longest > model.context_length:
+        raise ValueError(
+            f"{field}={getattr(cell, field)}: learned positions end at the context of "
+            f"{model_name(cell.base)}, {model.context_length} tokens; leave out what is longer"
+        )
 
 
 def injects_meta_tokens(variant: str) -> bool:

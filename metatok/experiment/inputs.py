@@ -40,7 +40,7 @@ InputConfig = ShardsConfig | TaskDatasetConfig
 
 
 def eval_set(cell: Finetune, eval_length: int) -> TaskDatasetConfig:
-    """The test examples of an eval length: a prompt of more than half of it, with its completion at most all of it."""
+    """The test examples of an eval length: more than half of it as prompt, at most all of it in all."""
     return _task_set(
         cell,
         split="test",

@@ -30,6 +30,8 @@ from metatok.experiment.home import Home
 from metatok.experiment.run import CellRun, owner_is_alive, owner_of_this_process
 
 logger = logging.getLogger(__name__)
+for noisy in ("mlflow.store.db.utils", "alembic"):  # a fresh database is no news
+    logging.getLogger(noisy).setLevel(logging.WARNING)
 
 PAGE = 1000
 
@@ -149,6 +151,16 @@ class Ledger:
                 time.sleep(poll_seconds)
                 continue
             return CellRun(self.client, run.info.run_id, cell, self.spool, dict(tags))
+
+    def statuses(self, fingerprints: Iterable[str]) -> dict[str, str]:
+        """fingerprint -> status of its run, for those that have one."""
+        runs = {key: self._by_fingerprint(key) for key in fingerprints}
+        return {key: run.info.status for key, run in runs.items() if run is not None}
+
+    def errors(self, fingerprints: Iterable[str]) -> dict[str, str]:
+        """fingerprint -> last line of the traceback, for those whose run failed."""
+        runs = {key: self._by_fingerprint(key) for key in fingerprints}
+        return {key: run.data.tags["error"] for key, run in runs.items() if run and "error" in run.data.tags}
 
     def _create(self, cell: Cell, tags: Mapping[str, str]) -> Run | None:
         """A new run, or None if another process made one at the same moment and came first."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from metatok.analysis import BETAS
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
-from metatok.errors import ConfigError
+from metatok.errors import ConfigError, one_line
 from metatok.experiment.cells import (
     GPT2_VOCAB_SIZE,
     Ablate,
@@ -30,6 +30,8 @@ from metatok.model import VARIANTS, GPTConfig, Intervention
 from metatok.tasks.curriculum import Curriculum
 from metatok.tasks.registry import task_class
 from metatok.training.optim import OptimConfig
+
+CURRICULA = {"table6": Curriculum(), "tiny": Curriculum.tiny()}
 
 
 class _Part(BaseModel):
@@ -73,8 +75,8 @@ class ExtendSettings(_Part):
 class FinetuneSettings(_Part):
     """Section 4.2. chained: each train length continues from the previous one's weights."""
 
-    train_lengths: tuple[int, ...] = (128, 256, 512)
-    eval_lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    train_lengths: tuple[int, ...] = Field(default=(128, 256, 512), min_length=1)
+    eval_lengths: tuple[int, ...] = Field(default=(128, 256, 512, 1024, 2048), min_length=1)
     n_train: int = Field(default=90_000, ge=1)
     n_test: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=64, ge=1)
@@ -110,7 +112,7 @@ class Preset(_Part):
     stages: tuple[str, ...] = STAGES
     corpus: CorpusConfig = CorpusConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    curriculum: Curriculum = Curriculum()
+    curriculum: Literal["table6", "tiny"] = "table6"
     precision: Precision = "bf16"
     size: ModelSize = ModelSize()
     pretrain: PretrainSettings = PretrainSettings()
@@ -136,8 +138,15 @@ class Preset(_Part):
         return self
 
     def cells(self) -> list[Cell]:
-        """The cells of the chosen stages, without the ancestors that other stages would make."""
-        return [cell for seed in self.seeds for cell in self._cells(seed) if stage_of(cell) in self.stages]
+        """The cells of the chosen stages, without the ancestors that other stages would make.
+
+        Errors: ConfigError if the fields do not go together, as a train length over the context.
+        """
+        try:
+            cells = [cell for seed in self.seeds for cell in self._cells(seed)]
+        except ValidationError as error:
+            raise ConfigError(one_line(error)) from None
+        return [cell for cell in cells if stage_of(cell) in self.stages]
 
     def _cells(self, seed: int) -> Iterator[Cell]:
         bases = {name: self._pretrain(name, seed) for name in self.models}
@@ -220,7 +229,7 @@ class Preset(_Part):
             cell = Finetune(
                 base=parent,
                 task=task,
-                curriculum=self.curriculum,
+                curriculum=CURRICULA[self.curriculum],
                 train_length=length,
                 eval_lengths=tuple(eval_lengths),
                 n_train=settings.n_train,
@@ -252,7 +261,7 @@ class Preset(_Part):
                     base=base,
                     site=site,
                     beta=beta,
-                    curriculum=self.curriculum,
+                    curriculum=CURRICULA[self.curriculum],
                     max_tokens=self.analysis.bottleneck_tokens,
                     n_examples=self.analysis.bottleneck_examples,
                     seed=base.seed,
@@ -286,7 +295,7 @@ def smoke() -> Preset:
     return Preset(
         name="smoke",
         tokenizer=TokenizerConfig(name="bpe", vocab_size=2048),
-        curriculum=Curriculum.tiny(),
+        curriculum="tiny",
         precision="fp32",
         size=ModelSize(n_layer=2, n_head=2, n_embd=64, context_length=128),
         pretrain=PretrainSettings(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class RunSettings(BaseModel):
@@ -30,3 +32,11 @@ class RunSettings(BaseModel):
     keep_checkpoints: int = Field(default=2, ge=1)
     max_retries: int = Field(default=2, ge=0)
     compile: bool = False
+
+    @model_validator(mode="after")
+    def _checkpoints_on_log_lines(self) -> Self:
+        if self.checkpoint_every % self.log_every:
+            raise ValueError(
+                f"checkpoint_every={self.checkpoint_every} must be a multiple of log_every={self.log_every}"
+            )
+        return self

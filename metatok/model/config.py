@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from metatok.errors import ConfigError
+from metatok.errors import ConfigError, one_line
 
 PositionName = Literal["ape", "rope", "yarn", "nope", "alibi"]
 ExtraAttention = Literal["none", "meta", "causal"]
@@ -158,8 +158,4 @@ class GPTConfig(BaseModel):
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            message = first["msg"].removeprefix("Value error, ")
-            text = f"{where}={first['input']!r}: {message}" if where else message
-            raise ConfigError(text) from None
+            raise ConfigError(one_line(error)) from None

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import logging
+import pickle
 import re
 import uuid
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from pyarrow import fs
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.pt", "manifest.json"
+# Unreadable, not what the manifest says, a manifest of another shape, or an optimizer.pt that holds a pickle.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,10 @@ class CheckpointStore:
             if step in self.steps():
                 self._fs.delete_dir(final)
             self._fs.move(folder, final)
-        for old in self.steps()[:-keep]:
-            self._fs.delete_dir(f"{self._root}/step-{old}")
+        older = [s for s in self.steps() if s <= step]
+        newer = [s for s in self.steps() if s > step]  # damaged, or training would have gone on from there
+        for dropped in older[:-keep] + newer:
+            self._fs.delete_dir(f"{self._root}/step-{dropped}")
         return f"{self.uri}/step-{step}"
 
     def load(self, device: str = "cpu") -> Checkpoint | None:
@@ -97,7 +102,7 @@ class CheckpointStore:
         for step in reversed(self.steps()):
             try:
                 return self._read(step, device)
-            except (OSError, ValueError, KeyError) as error:
+            except _DAMAGE as error:
                 logger.warning(
                     "checkpoint %s/step-%d is damaged (%s); trying the one before", self.uri, step, error
                 )
@@ -116,6 +121,8 @@ class CheckpointStore:
             data[name] = self._bytes(f"{folder}/{name}")
             if hashlib.sha256(data[name]).hexdigest() != expected["sha256"]:
                 raise ValueError(f"{name} does not match its sha256 in {MANIFEST}")
+        if manifest["step"] != step:
+            raise ValueError(f"{MANIFEST} is of step {manifest['step']}")
         weights = {name: t.to(device) for name, t in safetensors.torch.load(data[MODEL]).items()}
         optimizer = None
         if OPTIMIZER in data:

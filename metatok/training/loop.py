@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from metatok.data.injection import IGNORE
 from metatok.errors import ConfigError
 from metatok.model import GPT
+from metatok.randomness import torch_seed
 from metatok.training.optim import OptimConfig, adamw
 
 Precision = str  # "fp32" or "bf16" (autocast)
@@ -49,6 +50,9 @@ class LoopSettings:
     compile: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("micro_batch_size", "log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         # A log line averages over its window, so a run resumed inside a window would log another mean.
         if self.checkpoint_every % self.log_every:
             raise ConfigError(
@@ -163,6 +167,8 @@ def train(
     while state.step < steps:
         for group in optimizer.param_groups:
             group["lr"] = optim.rate_at(state.step, steps)
+        if model.cfg.dropout:  # a function of the step, as the data are: a resumed run draws the same
+            torch.manual_seed(torch_seed(0, f"dropout/{world()[0]}/{state.step}"))
         batch = batches(state.step)
         loss, counted = _accumulate(module, batch, precision, settings)
         clip = optim.grad_clip or float("inf")

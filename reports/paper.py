@@ -1,0 +1,92 @@
+"""The paper's own numbers, from paper_reference.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+REFERENCE = Path(__file__).with_name("paper_reference.csv")
+COORDINATES = ("model", "task", "train_length", "eval_length", "setting", "metric")
+
+
+class PaperValue(NamedTuple):
+    """value: as the paper prints it. origin: where it stands and how sure the reading is."""
+
+    value: str
+    exhibit: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class PaperBlock:
+    """The paper's values for one exhibit, as a table of strings, with their origin."""
+
+    frame: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """frame: the columns of paper_reference.csv, all as strings."""
+
+    frame: pd.DataFrame
+
+    @classmethod
+    def load(cls, path: Path = REFERENCE) -> Reference:
+        return cls(pd.read_csv(path, dtype=str, keep_default_na=False))
+
+    @cached_property
+    def _by_coordinates(self) -> dict[tuple[str, ...], list[PaperValue]]:
+        found: dict[tuple[str, ...], list[PaperValue]] = {}
+        for row in self.frame.to_dict("records"):
+            origin = f"{row['source']}; {row['note']}" if row["note"] else row["source"]
+            value = PaperValue(row["value"], row["exhibit"], origin)
+            found.setdefault(tuple(row[name] for name in COORDINATES), []).append(value)
+        return found
+
+    def at(
+        self,
+        model: str,
+        task: str,
+        train_length: int,
+        eval_length: int,
+        setting: str,
+        metric: str,
+        prefer: str = "",
+    ) -> PaperValue | None:
+        """The paper's number at exactly these coordinates; from exhibit `prefer` where several have one."""
+        key = (model, task, str(train_length), str(eval_length), setting, metric)
+        found = self._by_coordinates.get(key, [])
+        return min(found, key=lambda value: value.exhibit != prefer, default=None)
+
+    def block(self, exhibit: str, columns: str = "", task: str = "") -> PaperBlock | None:
+        """All rows of an exhibit, of one task if given, with `columns` spread over the table's columns."""
+        rows = self.frame[self.frame.exhibit == exhibit]
+        rows = rows[rows.task == task] if task else rows
+        if rows.empty:
+            return None
+        notes = tuple(f"{s}: {n}" if n else s for s, n in _distinct(rows[["source", "note"]]))
+        return PaperBlock(_spread(rows, columns), notes)
+
+
+def _distinct(frame: pd.DataFrame) -> Sequence[tuple[str, str]]:
+    kept = frame.drop_duplicates()
+    noted = set(kept.source[kept.note != ""])
+    return [(s, n) for s, n in kept.itertuples(index=False) if n or s not in noted]
+
+
+def _spread(rows: pd.DataFrame, columns: str) -> pd.DataFrame:
+    """The rows without the columns that are empty, those of `columns` side by side."""
+    keys = [c for c in (*COORDINATES, "unit") if c != columns and (rows[c] != "").any()]
+    if not columns:
+        return rows[[*keys, "value"]].reset_index(drop=True)
+    order = list(dict.fromkeys(rows[columns]))
+    wide = rows.pivot_table(index=keys, columns=columns, values="value", aggfunc="first", sort=False)
+    wide = wide[order].fillna("—").reset_index()
+    wide.columns.name = None
+    return wide.rename(columns={c: f"{columns.replace('_', ' ')} {c}" for c in order if c.isdigit()})

@@ -1,0 +1,9 @@
+"""Rate-distortion curves over beta (Figure 3 right).
+
+python sweeps/beta.py --preset smoke
+"""
+
+from sweeps.cli import main
+
+if __name__ == "__main__":
+    main("beta", __doc__)

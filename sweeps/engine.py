@@ -1,0 +1,269 @@
+"""Runs a preset's missing cells on Ray: inputs as tasks, then everything under one Tuner."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+# Trials are handed out only when they can run, so several may wait for their processes at once.
+os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
+# A trainer waits for running trials to leave its resources, however long they take.
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(7 * 24 * 3600))
+
+import ray
+import torch
+from ray import train, tune
+from ray.train.torch import TorchTrainer
+from ray.tune.integration.ray_train import TuneReportCallback
+
+import metatok
+from metatok.data.corpus import open_corpus
+from metatok.errors import ConfigError
+from metatok.experiment import Cell, Home, Ledger, Preset
+from metatok.experiment.context import Context
+from metatok.experiment.execute import Progress, run_cells
+from metatok.experiment.inputs import InputConfig, Inputs, ShardsConfig, distinct_inputs
+from metatok.experiment.plan import stage_of, with_ancestors
+from metatok.experiment.run import process_tags
+from metatok.experiment.settings import RunSettings
+from sweeps.graph import Graph
+from sweeps.progress import ProgressView, print_plan, print_summary
+
+REPORT_SECONDS = 2.0
+# Results are read from the ledger; Tune's own files of them are not written, and their absence is no news.
+logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
+
+
+def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
+    """Do what of the preset is missing in the ledger. Returns the exit code: 1 if a cell failed.
+
+    Errors: ConfigError, before any work starts.
+    """
+    cells = with_ancestors(preset.cells())
+    ledger = Ledger.open(home)
+    missing = ledger.missing(cells)
+    print_plan(preset, home, cells, missing)
+    if dry_run:
+        return 0
+    if not missing:
+        print("Nothing to do: every cell is finished.")
+        return 0
+    corpora = {cell.root.corpus for cell in missing}
+    for corpus in corpora:
+        open_corpus(corpus)
+    _start_ray()
+    try:
+        _check_cluster(preset.run, missing, home)
+        _prepare_inputs(missing, home)
+        graph = _tune(preset, home, ledger, missing)
+    finally:
+        ray.shutdown()
+    print_summary(graph, ledger, home)
+    return 1 if graph.failed or graph.skipped else 0
+
+
+def _start_ray() -> None:
+    """Join the cluster that RAY_ADDRESS names, or start one on this machine."""
+    logging_config = ray.LoggingConfig(encoding="TEXT", log_level="WARNING")
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(logging_level=logging.WARNING, logging_config=logging_config)
+    else:
+        ray.init(num_cpus=os.cpu_count(), logging_level=logging.ERROR, logging_config=logging_config)
+
+
+def _check_cluster(settings: RunSettings, missing: Sequence[Cell], home: Home) -> None:
+    """Refuse at once what the cluster can never run."""
+    has = ray.cluster_resources()
+    wanted = {"trial": (1, settings.trial_cpus, settings.trial_gpus)}
+    if any(stage_of(cell) in ("pretrain", "extend") for cell in missing):
+        wanted["pre-training"] = (settings.workers, settings.train_cpus, settings.train_gpus)
+    for what, (count, cpus, gpus) in wanted.items():
+        if count * cpus > has.get("CPU", 0) or count * gpus > has.get("GPU", 0):
+            raise ConfigError(
+                f"run: a {what} asks for {count * cpus:g} CPU and {count * gpus:g} GPU, the cluster has "
+                f"{has.get('CPU', 0):g} CPU and {has.get('GPU', 0):g} GPU; "
+                "lower run.workers, run.train_cpus, run.train_gpus, run.trial_cpus or run.trial_gpus"
+            )
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if len(hosts) > 1 and home.tracking_uri.startswith("sqlite:"):
+        raise ConfigError(
+            f"the cluster has {len(hosts)} hosts, the ledger {home.tracking_uri} is a file of one of them; "
+            "start an MLflow server, set MLFLOW_TRACKING_URI to it and METATOK_HOME to shared storage"
+        )
+
+
+def _prepare_inputs(missing: Sequence[Cell], home: Home) -> None:
+    """Make tokenizers, then shards (a task a source file) and task data sets, in parallel."""
+    inputs = Inputs(home.datasets)
+    todo = [config for config in distinct_inputs(missing) if not inputs.ready(config)]
+    if not todo:
+        return
+    start = time.perf_counter()
+    print(f"Preparing {len(todo)} inputs under {home.datasets}", flush=True)
+    tokenizers = {(cell.root.tokenizer, cell.root.corpus) for cell in missing}
+    ray.get([_make_tokenizer.remote(inputs, *pair) for pair in tokenizers])
+    jobs = []
+    for config in todo:
+        if isinstance(config, ShardsConfig):
+            jobs += [_tokenize.remote(inputs, config, file) for file in open_corpus(config.corpus).files]
+        else:
+            jobs.append(_build_dataset.remote(inputs, config))
+    ray.get(jobs)
+    for config in todo:
+        if isinstance(config, ShardsConfig):
+            inputs.shards(config)
+    print(f"Inputs ready after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+@ray.remote
+def _make_tokenizer(inputs: Inputs, *pair: Any) -> None:
+    inputs.tokenizer(*pair)
+
+
+@ray.remote
+def _tokenize(inputs: Inputs, config: ShardsConfig, file: str) -> None:
+    inputs.tokenize(config, file)
+
+
+@ray.remote
+def _build_dataset(inputs: Inputs, config: InputConfig) -> None:
+    inputs.task_dataset(config)
+
+
+def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -> Graph:
+    settings = preset.run
+    graph = Graph(missing, ledger, settings.share_trainer, settings.max_retries)
+    job = {
+        "cells": graph.cells,
+        "home": home,
+        "ledger": ledger,
+        "settings": settings,
+        "tags": _tags(preset),
+    }
+
+    def resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        if config["distributed"]:
+            # The trial only waits for its trainer, whose workers claim the CPUs and GPUs; Tune wants
+            # something claimed all the same.
+            return tune.PlacementGroupFactory([{"memory": 1}])
+        return tune.PlacementGroupFactory([{"CPU": settings.trial_cpus, "GPU": settings.trial_gpus}])
+
+    view = ProgressView(graph, preset.name)
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(_run_trial, job=job), resources),
+        tune_config=tune.TuneConfig(
+            search_alg=graph,
+            num_samples=sys.maxsize,
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=f"sweep-{time.time_ns()}",
+            storage_path=str(home.ray),
+            verbose=0,
+            callbacks=[view],
+        ),
+    )
+    with view:
+        tuner.fit()
+    return graph
+
+
+def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:
+    """One Tune trial: a chain of cells, here or in a group of DDP workers."""
+    chosen = [job["cells"][int(i)] for i in config["cells"].split(",")]
+    if config["distributed"]:
+        _run_distributed(chosen, job)
+        return
+    context = Context(job["home"], job["settings"], device="cuda" if torch.cuda.is_available() else "cpu")
+    last = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal last
+        if progress.status != "running" or time.monotonic() - last > REPORT_SECONDS:
+            last = time.monotonic()
+            tune.report(_as_result(progress))
+
+    run_cells(chosen, job["ledger"], context, job["tags"] | process_tags(), tell)
+
+
+def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
+    settings: RunSettings = job["settings"]
+    resources = {"CPU": settings.train_cpus} | ({"GPU": settings.train_gpus} if settings.train_gpus else {})
+    trainer = TorchTrainer(
+        _train_worker,
+        train_loop_config={"cells": chosen, "job": job | {"cells": None}},
+        scaling_config=train.ScalingConfig(
+            num_workers=settings.workers, use_gpu=settings.train_gpus > 0, resources_per_worker=resources
+        ),
+        run_config=train.RunConfig(
+            name=f"train-{time.time_ns()}",
+            storage_path=str(job["home"].ray),
+            failure_config=train.FailureConfig(max_failures=settings.max_retries),
+            callbacks=[TuneReportCallback()],
+            logging_config=train.LoggingConfig(log_level="WARNING"),
+        ),
+    )
+    trainer.fit()
+
+
+def _train_worker(config: dict[str, Any]) -> None:
+    """One rank. Every rank reports every piece of news, since a report is a barrier."""
+    job = config["job"]
+    context = Context(job["home"], job["settings"], device=str(train.torch.get_device()))
+    run_cells(
+        config["cells"],
+        job["ledger"],
+        context,
+        job["tags"] | process_tags(),
+        lambda progress: train.report(_as_result(progress)),
+    )
+
+
+def _as_result(progress: Progress) -> dict[str, Any]:
+    metrics = progress.metrics or {}
+    return {
+        "fingerprint": progress.cell.fingerprint,
+        "status": progress.status,
+        "step": progress.step,
+        "loss": metrics.get("loss"),
+        "tokens_per_second": metrics.get("tokens_per_second"),
+        "error": progress.error,
+    }
+
+
+def _tags(preset: Preset) -> dict[str, str]:
+    versions = {f"version.{name}": importlib.metadata.version(name) for name in ("torch", "ray", "mlflow")}
+    return {
+        "preset": preset.name,
+        "sweep": f"{preset.name}-{time.strftime('%Y%m%dT%H%M%S')}",
+        "version.metatok": metatok.__version__,
+        "version.python": sys.version.split()[0],
+        **versions,
+        **_git_tags(),
+    }
+
+
+def _git_tags() -> dict[str, str]:
+    """Commit and whether the tree differs from it; unknown where the code is no git checkout."""
+    folder = Path(metatok.__file__).parent.parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        dirty = bool(git("status", "--porcelain"))
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": str(dirty).lower()}
+    except (OSError, subprocess.CalledProcessError):
+        return {"git_commit": "unknown", "git_dirty": "unknown"}

@@ -1,0 +1,82 @@
+"""The order of work: which trials may start, as their bases finish or fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ray.tune.search import Searcher
+
+from metatok.experiment import Cell, Ledger
+from metatok.experiment.plan import Trial, trials
+
+
+class Graph(Searcher):
+    """A Tune search algorithm that suggests trials whose bases are finished, until all cells are settled.
+
+    What became of a trial's cells is read from the ledger, whatever way the trial ended: a cell that did not
+    finish is tried again up to `max_retries` times, one that builds on a failed cell is skipped.
+    """
+
+    def __init__(self, cells: Sequence[Cell], ledger: Ledger, share_trainer: bool, max_retries: int):
+        """cells: those still to do, bases first."""
+        super().__init__(metric="step", mode="max")
+        self.cells = list(cells)
+        self.ledger = ledger
+        self.share_trainer = share_trainer
+        self.max_retries = max_retries
+        self.pending = {cell.fingerprint: cell for cell in cells}
+        self.running: dict[str, Trial] = {}
+        self.finished: set[str] = set()
+        self.failed: set[str] = set()
+        self.skipped: set[str] = set()
+        self.attempts: Counter[str] = Counter()
+        self._index = {cell.fingerprint: i for i, cell in enumerate(self.cells)}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial that can start; None while all wait for running ones; FINISHED at the end."""
+        self._skip_hopeless()
+        unfinished = {cell.fingerprint for cell in self.cells} - self.finished
+        for trial in trials(list(self.pending.values()), self.share_trainer):
+            if not trial.needs & unfinished:
+                self.running[trial_id] = trial
+                for cell in trial.cells:
+                    del self.pending[cell.fingerprint]
+                indices = ",".join(str(self._index[cell.fingerprint]) for cell in trial.cells)
+                return {"cells": indices, "distributed": trial.distributed}
+        if not self.pending and not self.running:
+            return Searcher.FINISHED
+        assert self.running, "cells wait for one another"
+        return None
+
+    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+        trial = self.running.pop(trial_id)
+        statuses = self.ledger.statuses(cell.fingerprint for cell in trial.cells)
+        unfinished = set()
+        for cell in trial.cells:
+            key = cell.fingerprint
+            if statuses.get(key) == "FINISHED":
+                self.finished.add(key)
+                continue
+            unfinished.add(key)
+            waited = any(parent.fingerprint in unfinished for parent in cell.parents)
+            self.attempts[key] += not waited  # its turn has come only if its base was there
+            if self.attempts[key] > self.max_retries:
+                self.failed.add(key)
+            else:
+                self.pending[key] = cell
+        self.pending = {cell.fingerprint: cell for cell in self.cells if cell.fingerprint in self.pending}
+
+    def _skip_hopeless(self) -> None:
+        for key, cell in list(self.pending.items()):  # bases first, so one pass settles chains
+            if any(parent.fingerprint in self.failed | self.skipped for parent in cell.parents):
+                self.skipped.add(key)
+                del self.pending[key]
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save: the ledger knows what is done."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Never restored: a new sweep asks the ledger."""
+        raise AssertionError("a sweep is resumed from the ledger, not from Tune's state")
