@@ -142,6 +142,7 @@ def _build_dataset(inputs: Inputs, config: InputConfig) -> None:
 
 def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -> Graph:
     settings = preset.run
+    ledger.record_sweep(preset.model_dump_json())
     graph = Graph(missing, ledger, settings.share_trainer, settings.max_retries)
     job = {
         "cells": graph.cells,
@@ -219,6 +220,7 @@ def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
 
 def _train_worker(config: dict[str, Any]) -> None:
     """One rank. Every rank reports every piece of news, since a report is a barrier."""
+    logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs each report at INFO
     job = config["job"]
     context = Context(job["home"], job["settings"], device=str(train.torch.get_device()))
     run_cells(

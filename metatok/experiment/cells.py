@@ -189,7 +189,7 @@ class Finetune(Cell):
                 f"{context} tokens; take a shorter one or a model with a longer context"
             )
         if not self.eval_lengths:
-            raise ValueError("eval_lengths=(): give at least one; learned positions take none over the context")
+            raise ValueError("eval_lengths=(): give at least one; learned positions end at the context")
         _check_positions(self, "eval_lengths", max(self.eval_lengths))
         return self
 

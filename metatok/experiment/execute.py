@@ -76,13 +76,17 @@ def _run_one(
     told = replace(context, on_log=on_log, before_checkpoint=before_checkpoint)
     try:
         result = run_cell(cell, told)
+        if run is not None:
+            _record(run, result)
     except Exception as error:
         if run is not None:
             run.fail(traceback.format_exc())
         on_progress(Progress(cell, "failed", error=f"{type(error).__name__}: {error}"))
         return "failed"
-    if run is not None:
-        _record(run, result)
+    except BaseException:  # as Ctrl-C
+        if run is not None:
+            run.release()
+        raise
     on_progress(Progress(cell, "finished", metrics=result.metrics))
     return "finished"
 

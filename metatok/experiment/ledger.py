@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import http.client
 import json
 import logging
 import os
 import time
+import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +28,19 @@ import pyarrow.parquet as pq
 from mlflow.entities import Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
 from metatok.errors import ConfigError
 from metatok.experiment.cells import KINDS, Cell
 from metatok.experiment.home import Home
-from metatok.experiment.run import CellRun, owner_is_alive, owner_of_this_process
+from metatok.experiment.run import (
+    STALE_SECONDS,
+    CellRun,
+    is_away,
+    owner_is_alive,
+    owner_is_gone,
+    owner_of_this_process,
+)
 
 logger = logging.getLogger(__name__)
 for noisy in ("mlflow.store.db.utils", "alembic"):  # a fresh database is no news
@@ -79,19 +92,20 @@ class Ledger:
         uri = home.tracking_uri
         _check_answers(uri)
         try:
-            client = MlflowClient(uri)
-            experiments = {
-                kind.model_fields["kind"].default: _experiment(
-                    client, uri, home, kind.model_fields["kind"].default
-                )
-                for kind in KINDS
-            }
-        except MlflowException as error:
+            # MLflow cannot set up a fresh database in two processes at once.
+            with _locked(home.spool / "open.lock"):
+                client = MlflowClient(uri)
+                experiments = {
+                    kind.model_fields["kind"].default: _experiment(
+                        client, uri, home, kind.model_fields["kind"].default
+                    )
+                    for kind in KINDS
+                }
+        except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
             raise ConfigError(
                 f"MLFLOW_TRACKING_URI={uri} does not answer as an MLflow store ({_first_line(error)}); "
                 "start the server, or unset it to use $METATOK_HOME/mlflow.db"
             ) from None
-        home.spool.mkdir(exist_ok=True)
         return cls(uri, home.spool, experiments)
 
     def finished(self) -> dict[str, str]:
@@ -127,30 +141,51 @@ class Ledger:
             raise LookupError(f"no finished run of fingerprint {fingerprint[:12]} with a checkpoint")
         return uri
 
+    def record_sweep(self, preset: str) -> None:
+        """Keep a sweep's resolved preset (JSON), so that a report knows which cells the sweep is made of."""
+        digest = hashlib.sha256(preset.encode()).hexdigest()[:12]
+        value = json.dumps({"time": time.time(), "preset": json.loads(preset)})
+        self.client.set_experiment_tag(self.experiments["pretrain"], f"sweep.{digest}", value)
+
+    def sweeps(self) -> list[str]:
+        """The resolved presets (JSON) of all sweeps that ran here, the latest last."""
+        tags = self.client.get_experiment(self.experiments["pretrain"]).tags
+        found = [json.loads(value) for name, value in tags.items() if name.startswith("sweep.")]
+        return [json.dumps(sweep["preset"]) for sweep in sorted(found, key=lambda sweep: sweep["time"])]
+
     def claim(self, cell: Cell, tags: Mapping[str, str], poll_seconds: float = 1.0) -> CellRun | None:
         """A run to write the cell's results to, or None if the cell is finished.
 
         A run that something left behind (its process is gone, or its heartbeat stale) is re-opened; one that
         another process is working on is waited for.
         """
-        announced = False
+        announced = was_away = False
+        trusted_until = 0.0  # owners could write no heartbeat while the store was away
         while True:
-            run = self._by_fingerprint(cell.fingerprint)
-            if run is None:
-                run = self._create(cell, tags)
-                if run is None:
-                    continue
-            elif run.info.status == "FINISHED":
-                return None
-            elif run.info.status == "RUNNING" and owner_is_alive(run.data.tags):
-                if not announced:
+            try:
+                with _locked(self.spool / f"claim-{cell.fingerprint[0]}.lock"):
+                    run = self._by_fingerprint(cell.fingerprint)
+                    if was_away:
+                        was_away, trusted_until = False, time.monotonic() + STALE_SECONDS
+                    if run is None:
+                        run = self._create(cell, tags)
+                    elif run.info.status == "FINISHED":
+                        return None
+                    trusted = time.monotonic() < trusted_until
+                    if run is not None and not _worked_on(run, trusted):
+                        return self._take(run, cell, tags)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                logger.warning("the ledger is away (%s); waiting for it", _first_line(error))
+                was_away = True
+            else:
+                if run is not None and not announced:
                     logger.warning(
                         "%s %s is being run by %s; waiting", cell.kind, cell.id, run.data.tags["owner"]
                     )
                     announced = True
-                time.sleep(poll_seconds)
-                continue
-            return CellRun(self.client, run.info.run_id, cell, self.spool, dict(tags))
+            time.sleep(poll_seconds)
 
     def statuses(self, fingerprints: Iterable[str]) -> dict[str, str]:
         """fingerprint -> status of its run, for those that have one."""
@@ -176,11 +211,17 @@ class Ledger:
         if min(rivals, key=_precedence).info.run_id != run.info.run_id:
             self.client.delete_run(run.info.run_id)
             return None
-        params = [Param(k, v) for k, v in flat_params(cell).items()]
-        for start in range(0, len(params), 100):
-            self.client.log_batch(run.info.run_id, params=params[start : start + 100])
-        self.client.log_text(run.info.run_id, cell.model_dump_json(indent=1), "cell.json")
         return run
+
+    def _take(self, run: Run, cell: Cell, tags: Mapping[str, str]) -> CellRun:
+        """The run to write to, now this process's."""
+        run_id = run.info.run_id
+        if not run.data.params:  # new, or its maker died before it got that far
+            self.client.log_text(run_id, cell.model_dump_json(indent=1), "cell.json")
+            params = [Param(k, v) for k, v in flat_params(cell).items()]
+            for start in range(0, len(params), 100):
+                self.client.log_batch(run_id, params=params[start : start + 100])
+        return CellRun(self.client, run_id, cell, self.spool, dict(tags))
 
     def _by_fingerprint(self, fingerprint: str) -> Run | None:
         runs = self._search(self.experiments.values(), f"tags.fingerprint = '{fingerprint}'")
@@ -211,6 +252,25 @@ def flat_params(cell: Cell) -> dict[str, str]:
 
     visit("", cell.own_fields())
     return params | {key: str(value) for key, value in cell.labels.items()}
+
+
+def _worked_on(run: Run, trusted: bool) -> bool:
+    """Whether another process is at it. trusted: an old heartbeat proves nothing."""
+    if run.info.status != "RUNNING":
+        return False
+    return not owner_is_gone(run.data.tags) if trusted else owner_is_alive(run.data.tags)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process; a file system that has none goes without."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.debug("no lock on %s: %s", path, error)
+        yield
 
 
 def _precedence(run: Run) -> tuple[bool, int, str]:
@@ -246,11 +306,13 @@ def _experiment(client: MlflowClient, uri: str, home: Home, kind: str) -> str:
 def _check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
+    parts = urllib.parse.urlsplit(uri)
+    uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without user and password
     try:
         with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5) as response:
             response.read()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", "") or _first_line(error)
         raise ConfigError(
             f"MLFLOW_TRACKING_URI={uri} does not answer ({reason}); start the server, or unset it to use "
             "$METATOK_HOME/mlflow.db"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -68,20 +68,26 @@ class ExtendSettings(_Part):
     optim: OptimConfig = OptimConfig(learning_rate=2e-5, min_learning_rate=2e-5)
     tasks: tuple[str, ...] = ("list_recall", "segment_counting")
     train_lengths: tuple[int, ...] = (2048, 4096, 8192)
+    finetune_steps: tuple[int, ...] = (4200,)
     eval_lengths: tuple[int, ...] = (2048, 3072, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384)
     n_test: int = Field(default=1000, ge=1)
 
 
 class FinetuneSettings(_Part):
-    """Section 4.2. chained: each train length continues from the previous one's weights."""
+    """Section 4.2.
+
+    steps: optimiser steps of each train length in turn; the last entry serves all further ones.
+    steps_by_task replaces it for the tasks it names. chained: each train length continues from the previous
+    one's weights.
+    """
 
     train_lengths: tuple[int, ...] = Field(default=(128, 256, 512), min_length=1)
     eval_lengths: tuple[int, ...] = Field(default=(128, 256, 512, 1024, 2048), min_length=1)
     n_train: int = Field(default=90_000, ge=1)
     n_test: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=64, ge=1)
-    steps: int = Field(default=4200, ge=1)
-    steps_by_task: dict[str, int] = {}
+    steps: tuple[int, ...] = (4200,)
+    steps_by_task: dict[str, tuple[int, ...]] = {}
     optim: OptimConfig = OptimConfig(learning_rate=1e-4, min_learning_rate=1e-5, warmup_steps=100)
     chained: bool = True
 
@@ -206,26 +212,31 @@ class Preset(_Part):
     def _long_finetunes(self, base: Extend) -> Iterator[Finetune]:
         lengths = [n for n in self.extend.train_lengths if n <= base.result_model.context_length]
         for task in self.extend.tasks:
-            yield from self._chain(base, task, lengths, self.extend.eval_lengths, self.extend.n_test)
+            yield from self._chain(
+                base, task, lengths, self.extend.finetune_steps, self.extend.eval_lengths, self.extend.n_test
+            )
 
     def _finetunes(self, base: Pretrain, task: str) -> Iterator[Finetune]:
         # Learned positions end at the context; relative ones are tested beyond it.
         limit = base.model.context_length if base.model.position == "ape" else None
         eval_lengths = [n for n in self.finetune.eval_lengths if limit is None or n <= limit]
-        yield from self._chain(base, task, self.finetune.train_lengths, eval_lengths, self.finetune.n_test)
+        settings = self.finetune
+        steps = settings.steps_by_task.get(task, settings.steps)
+        yield from self._chain(base, task, settings.train_lengths, steps, eval_lengths, settings.n_test)
 
     def _chain(
         self,
         base: Pretrain | Extend,
         task: str,
-        train_lengths: Iterator[int] | tuple[int, ...] | list[int],
-        eval_lengths: tuple[int, ...] | list[int],
+        train_lengths: Sequence[int],
+        steps: Sequence[int],
+        eval_lengths: Sequence[int],
         n_test: int,
     ) -> Iterator[Finetune]:
         """One fine-tune a train length, each on top of the previous one if they are chained."""
         settings = self.finetune
         parent: Pretrain | Extend | Finetune = base
-        for length in train_lengths:
+        for i, length in enumerate(train_lengths):
             cell = Finetune(
                 base=parent,
                 task=task,
@@ -236,7 +247,7 @@ class Preset(_Part):
                 n_test=n_test,
                 optim=settings.optim,
                 batch_size=settings.batch_size,
-                steps=settings.steps_by_task.get(task, settings.steps),
+                steps=steps[min(i, len(steps) - 1)],
                 precision=self.precision,
                 seed=base.seed,
             )
@@ -311,6 +322,7 @@ def smoke() -> Preset:
             validation_sequences=8,
             optim=OptimConfig(learning_rate=3e-4, min_learning_rate=3e-4),
             train_lengths=(256,),
+            finetune_steps=(150,),
             eval_lengths=(256, 512, 1024),
             n_test=50,
         ),
@@ -320,8 +332,8 @@ def smoke() -> Preset:
             n_train=20_000,
             n_test=200,
             batch_size=64,
-            steps=200,
-            steps_by_task={"list_recall": 1000},
+            steps=(150, 100),
+            steps_by_task={"list_recall": (1000, 300)},
             optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=30),
         ),
         analysis=AnalysisSettings(
@@ -349,7 +361,9 @@ def smoke() -> Preset:
 def laptop() -> Preset:
     """Enough to test the claims: two CPU cores, three seeds, an hour or so."""
     small = smoke()
-    finetune = small.finetune.model_copy(update={"n_test": 1000, "steps": 1000, "n_train": 60_000})
+    finetune = small.finetune.model_copy(
+        update={"n_test": 1000, "steps": (1500, 1000), "steps_by_task": {}, "n_train": 60_000}
+    )
     return small.model_copy(
         update={
             "name": "laptop",

@@ -9,12 +9,14 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import requests
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -23,10 +25,13 @@ from metatok.experiment.cells import Cell
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 FLUSH_SECONDS = 5.0
 BATCH = 1000  # metrics that one log_batch takes
+# What MLflow answers while it cannot be reached, as opposed to its refusing what was asked.
+AWAY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "SERVICE_UNDER_MAINTENANCE")
 
 
 def owner_of_this_process() -> str:
@@ -37,18 +42,42 @@ def owner_of_this_process() -> str:
 
 def owner_is_alive(tags: Mapping[str, str]) -> bool:
     """Whether another process still works on the run with these tags."""
-    owner = tags.get("owner", "")
-    if owner == owner_of_this_process():
-        return False  # left by an earlier attempt in this very process
-    if time.time() - float(tags.get("heartbeat", 0)) > STALE_SECONDS:
-        return False
-    host, pid, created = owner.rsplit(":", 2)
-    if host != socket.gethostname():
-        return True
+    return time.time() - float(tags.get("heartbeat", 0)) <= STALE_SECONDS and not owner_is_gone(tags)
+
+
+def owner_is_gone(tags: Mapping[str, str]) -> bool:
+    """Whether the owner, a process of this host, has ended; False where this host cannot tell."""
     try:
-        return f"{psutil.Process(int(pid)).create_time():.0f}" == created
-    except (psutil.NoSuchProcess, ValueError):
-        return False
+        host, pid, created = tags["owner"].rsplit(":", 2)
+        if host != socket.gethostname():
+            return False
+        if int(pid) == os.getpid():
+            return True  # left by an earlier attempt in this very process
+        # The start time is reckoned from the clock, which may have been set meanwhile.
+        return abs(psutil.Process(int(pid)).create_time() - float(created)) > 2
+    except (psutil.NoSuchProcess, ValueError, KeyError):
+        return True
+
+
+def is_away(error: Exception) -> bool:
+    """Whether a call to the store failed because it cannot be reached for now."""
+    if isinstance(error, MlflowException):
+        return error.error_code in AWAY
+    if isinstance(error, requests.HTTPError):
+        return error.response is None or error.response.status_code >= 500
+    return isinstance(error, ConnectionError | TimeoutError | requests.ConnectionError | requests.Timeout)
+
+
+def once_it_is_back(call: Callable[[], T]) -> T:
+    """The call's result; as long as the store is away, it is tried again."""
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if not is_away(error):
+                raise
+            logger.warning("the ledger is away (%s); waiting for it", error)
+            time.sleep(FLUSH_SECONDS)
 
 
 class CellRun:
@@ -65,8 +94,11 @@ class CellRun:
         self._lock = threading.Lock()
         self._buffer: list[Metric] = []
         self._flushed = time.monotonic()
-        self._logged_to = self._last_step()
+        run = client.get_run(run_id)
+        self._logged_to = self._last_step(run.data.metrics)
         self._set_tags({**tags, "owner": owner_of_this_process(), "heartbeat": f"{time.time():.0f}"})
+        if "error" in run.data.tags:  # of an earlier attempt
+            client.delete_tag(run_id, "error")
         client.update_run(run_id, status="RUNNING")
         self._stop = threading.Event()
         threading.Thread(target=self._beat, name=f"heartbeat-{run_id[:8]}", daemon=True).start()
@@ -89,24 +121,25 @@ class CellRun:
             try:
                 for start in range(0, len(pending), BATCH):
                     self._client.log_batch(self.run_id, metrics=pending[start : start + BATCH])
-            except (MlflowException, OSError) as error:
+            except Exception as error:
+                if not is_away(error):
+                    raise
                 logger.warning(
                     "the ledger is away (%s); %d points wait in %s", error, len(pending), self._spool
                 )
-                lines = (json.dumps([m.key, m.value, m.timestamp, m.step]) for m in pending)
-                self._spool.write_text("".join(f"{line}\n" for line in lines))
+                self._spool_all(pending)
             else:
                 self._spool.unlink(missing_ok=True)
 
     def tag(self, name: str, value: str) -> None:
-        self._client.set_tag(self.run_id, name, value)
+        once_it_is_back(lambda: self._client.set_tag(self.run_id, name, value))
 
     def table(self, name: str, table: pa.Table) -> None:
         """Keep a table as the artifact `name`.parquet."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.parquet"
             pq.write_table(table, path)
-            self._client.log_artifact(self.run_id, str(path))
+            once_it_is_back(lambda: self._client.log_artifact(self.run_id, str(path)))
 
     def finish(self, metrics: Mapping[str, float]) -> None:
         """Write the final numbers and close the run as FINISHED."""
@@ -115,18 +148,34 @@ class CellRun:
         self._close("FINISHED")
 
     def fail(self, trace: str) -> None:
-        """Close the run as FAILED, with the traceback as artifact and its last line as a tag."""
-        self._client.log_text(self.run_id, trace, "traceback.txt")
-        self.tag("error", trace.strip().splitlines()[-1][:500])
-        self._close("FAILED")
+        """Close the run as FAILED, with the traceback as artifact and its last line as a tag.
+
+        A store that refuses (the run was deleted meanwhile) is only reported.
+        """
+        try:
+            once_it_is_back(lambda: self._client.log_text(self.run_id, trace, "traceback.txt"))
+            self.tag("error", trace.strip().splitlines()[-1][:500])
+            self._close("FAILED")
+        except (MlflowException, OSError) as error:
+            self._stop.set()
+            logger.error("run %s cannot be marked as FAILED: %s", self.run_id, error)
+
+    def release(self) -> None:
+        """Leave the run for whoever comes next, as this process may live on. Does not wait for the store."""
+        self._stop.set()
+        try:
+            self.flush()
+            self._client.set_terminated(self.run_id, "KILLED")
+        except (MlflowException, OSError) as error:
+            logger.warning("run %s is left as RUNNING: %s", self.run_id, error)
 
     def _close(self, status: str) -> None:
-        self._stop.set()
         self.flush()
         while self._spool.exists():  # a run must not say FINISHED before its points are in
             time.sleep(FLUSH_SECONDS)
             self.flush()
-        self._client.set_terminated(self.run_id, status)
+        once_it_is_back(lambda: self._client.set_terminated(self.run_id, status))
+        self._stop.set()
 
     def _final_step(self) -> int:
         return getattr(self.cell, "steps", 0)
@@ -136,10 +185,16 @@ class CellRun:
             return []
         return [Metric(*json.loads(line)) for line in self._spool.read_text().splitlines()]
 
-    def _last_step(self) -> int:
-        """The last step the run has a loss for, sent or spooled; -1 if none."""
-        history = self._client.get_metric_history(self.run_id, "loss")
-        return max((m.step for m in [*history, *self._spooled()]), default=-1)
+    def _spool_all(self, points: list[Metric]) -> None:
+        lines = (json.dumps([m.key, m.value, m.timestamp, m.step]) for m in points)
+        temporary = self._spool.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in lines))
+        os.replace(temporary, self._spool)  # so that a kill leaves no half a spool
+
+    def _last_step(self, curves: Iterable[str]) -> int:
+        """The last step that one of the run's curves has, sent or spooled; -1 if none."""
+        histories = [self._client.get_metric_history(self.run_id, name) for name in curves]
+        return max((m.step for points in [*histories, self._spooled()] for m in points), default=-1)
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:
         self._client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
@@ -147,7 +202,7 @@ class CellRun:
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
-                self.tag("heartbeat", f"{time.time():.0f}")
+                self._client.set_tag(self.run_id, "heartbeat", f"{time.time():.0f}")
             except (MlflowException, OSError) as error:
                 logger.warning("heartbeat of run %s not written: %s", self.run_id, error)
 
