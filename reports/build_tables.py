@@ -1,7 +1,11 @@
-"""The ledger as the paper's exhibits: python reports/build_tables.py [--home PATH] [--out DIR] [--preset NAME]"""
+"""The ledger as the paper's exhibits.
+
+python reports/build_tables.py [--home PATH] [--out DIR] [--preset NAME]
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,7 @@ from metatok.experiment import Home, Ledger, Preset
 from reports.accuracy_tables import accuracy_tables
 from reports.exhibit import Exhibit
 from reports.figures import figures
+from reports.gain_tables import no_pos
 from reports.provenance import provenance
 from reports.render import write_all
 from reports.results import Results
@@ -51,9 +56,21 @@ def build_report(
 
     Errors: ConfigError if there is no ledger, or on an unknown preset.
     """
-    results = Results(Ledger.open(home), selection := select(Ledger.open(home), preset, expected))
-    exhibits = [*accuracy_tables(results), *settings_tables(results), *figures(results)]
-    page = write_all(exhibits, provenance(results), out or home.root / "report")
+    ledger = Ledger.open(home)
+    results = Results(ledger, select(ledger, preset, expected))
+    name = results.selection.preset
+    tables = [*accuracy_tables(results), no_pos(results, 2), *settings_tables(results), no_pos(results, 17)]
+    exhibits = [*sorted(tables, key=lambda exhibit: exhibit.name), *figures(results)]
+    for exhibit in exhibits:
+        if not exhibit.runs and not exhibit.missing:
+            exhibit.missing = [f"no cell of it is in the ledger, and none is expected of preset {name}"]
+    folder = (out or home.root / "report").expanduser().absolute()
+    try:
+        page = write_all(exhibits, provenance(results), folder)
+    except OSError as error:
+        raise ConfigError(
+            f"out={folder} cannot be written ({error.strerror}); give a folder of yours"
+        ) from None
     return Report(page, results, exhibits)
 
 
@@ -70,19 +87,28 @@ def main() -> None:
 
 def _existing_home(path: Path | None) -> Home:
     """The home, which must have a ledger: a report must not make an empty one at a mistyped path."""
-    home = Home.locate(path)
-    if home.tracking_uri.startswith("sqlite:") and not (home.root / "mlflow.db").exists():
-        pass
-    return home
+    home = Home(
+        Path(path or os.environ.get("METATOK_HOME") or Path.home() / ".metatok").expanduser().absolute()
+    )
+    uri = home.tracking_uri
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise ConfigError(
+            f"no ledger at {uri.removeprefix('sqlite:///')}; run sweeps/full_paper.py first, or give --home "
+            "or METATOK_HOME"
+        )
+    return Home.open(home.root)
 
 
 def _tell(report: Report) -> None:
     selection, shown = report.results.selection, report.results.shown
-    complete = sum(not exhibit.missing for exhibit in report.exhibits)
     if shown.empty:
-        print(f"The ledger has no finished run of preset {selection.preset}: every exhibit says what is missing.")
+        print(
+            f"No finished run of preset {selection.preset} in the ledger: every exhibit says what is missing."
+        )
     else:
-        print(f"{len(shown)} runs of preset {selection.preset}; {complete} of {len(report.exhibits)} exhibits complete.")
+        complete = sum(not exhibit.missing for exhibit in report.exhibits)
+        print(f"{len(shown)} runs of preset {selection.preset}.")
+        print(f"{complete} of {len(report.exhibits)} exhibits are complete.")
     print(f"Report: {report.page}")
 
 

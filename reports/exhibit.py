@@ -14,10 +14,11 @@ from reports.paper import PaperBlock, PaperValue
 from reports.results import Gain, Key, Point, Results, missing_lines
 from reports.stats import Estimate
 
-State = Literal["measured", "missing", "over_context"]
+State = Literal["measured", "missing", "over_context", "no_position"]
 
 DASH = "—"
 OVER_CONTEXT = "n/a (over the context)"
+NO_POSITION = "n/a (no position)"
 _FAMILIES = {"gpt2": "GPT-2", "meta": "Meta", "pause": "Pause", "wide": "Wide"}
 _POSITIONS = {"ape": "APE", "rope": "RoPE", "nope": "NoPE", "alibi": "ALiBi"}
 _SETTINGS = {
@@ -77,6 +78,13 @@ class Exhibit:
         """Table 7, Figure 1."""
         word, digits = self.name.split("_")
         return f"{word.capitalize()} {int(digits)}"
+
+    @property
+    def has_paper_beside(self) -> bool:
+        """Whether any of its numbers has the paper's beside it."""
+        return any(
+            isinstance(v, Entry) and v.paper and v.state == "measured" for v in self.frame.to_numpy().ravel()
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -150,9 +158,11 @@ def gain_entry(gain: Gain, paper: PaperValue | None = None) -> Entry:
 
 
 def absent_entry(results: Results, key: Key, paper: PaperValue | None = None) -> Entry:
-    """A coordinate without a number: over the context, or missing."""
+    """A coordinate without a number: over the context, nothing to change, or missing."""
     if results.over_context(key.model, key.eval_length):
         return Entry(OVER_CONTEXT, state="over_context")
+    if not results.has_setting(key.model, key.setting):
+        return Entry(NO_POSITION, state="no_position")
     return _with_paper(DASH, (), paper, state="missing")
 
 
@@ -173,7 +183,11 @@ def point_row(key: Key, point: Point | None, entry: Entry, majority: float | Non
         if point.seeds > 1:
             seeds = point.by_seed
             row |= {"seed_mean": seeds.value, "seed_low": seeds.low, "seed_high": seeds.high}
-    row |= {"majority_share": majority, "paper": entry.paper or None, "paper_origin": entry.paper_origin or None}
+    row |= {
+        "majority_share": majority,
+        "paper": entry.paper or None,
+        "paper_origin": entry.paper_origin or None,
+    }
     return row
 
 
@@ -209,8 +223,9 @@ def left_out_notes(results: Results, kind: str, task: str = "") -> list[str]:
     rows = results.left_out
     rows = rows[(rows.kind == kind) & ((rows.task == task) | (not task))]
     return [
-        f"Not pooled: {len(group)} {kind} run{'s' * (len(group) > 1)} at the same labels, {why}; shown is the "
-        f"preset's own configuration, or else the newest. Left out: {', '.join(f[:12] for f in group.fingerprint)}."
+        f"Not pooled: {len(group)} {kind} run{'s' * (len(group) > 1)} at the same labels, {why}; shown is "
+        "the preset's own configuration, or else the newest. "
+        f"Left out: {', '.join(f[:12] for f in group.fingerprint)}."
         for why, group in rows.groupby("why", sort=False)
     ]
 

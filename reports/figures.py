@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
-from reports.accuracy_tables import BINS, TASKS, WILSON
 from reports.exhibit import (
     DASH,
     MAJORITY,
@@ -24,20 +24,29 @@ from reports.exhibit import (
     point_frame,
     point_row,
 )
+from reports.grid import BINS, TASKS, WILSON
 from reports.plots import (
     Bar,
+    Heat,
     accuracy_bars,
+    accuracy_marks,
     histograms,
     new_figure,
     nothing_here,
     rate_distortion_curves,
     token_map,
 )
-from reports.results import Key, Results, is_extended, missing_lines
+from reports.results import Key, Results, missing_lines
+from reports.source import is_extended
 from reports.stats import clustered_mean
 
 PAPER_EVAL_LENGTH = 512
 _SITES = {"meta": "last meta token", "last_non_meta": "last non-meta token"}
+_SHARPNESS = {
+    "max_logit_boost": ("Logit boost", "max logit as is − with zeroed embeddings"),
+    "entropy_drop": ("Entropy drop", "entropy with zeroed embeddings − as is (nats)"),
+}
+_LAYERS = tuple(str(n) for n in range(1, 1000))
 _PROBE_CAPTION = "list recall, at the longest train length"
 
 
@@ -49,9 +58,8 @@ def figure_eval_length(results: Results) -> int | None:
             lengths.setdefault(key.model, set()).add(key.eval_length)
     if not lengths:
         cells = results.expected("finetune")
-        for model, cell in zip(cells.model, cells.cell, strict=True):
-            if not is_extended(model):
-                lengths.setdefault(model, set()).update(cell.eval_lengths)
+        for row in cells[~cells.extended].itertuples():
+            lengths.setdefault(row.model, set()).update(row.cell.eval_lengths)
     common = set.intersection(*lengths.values()) if lengths else set()
     return PAPER_EVAL_LENGTH if PAPER_EVAL_LENGTH in common else max(common, default=None)
 
@@ -62,42 +70,27 @@ def accuracy_figure(results: Results) -> Exhibit:
     both = (results.runs("finetune"), results.expected("finetune"))
     order = model_order(m for frame in both for m in frame.model)
     rows = sorted(
-        {
-            (r.model, int(r.train_length))
-            for frame in both
-            for r in frame[["model", "train_length"]].itertuples()
-            if not is_extended(r.model)
-        },
+        {(r.model, int(r.train_length)) for frame in both for r in frame[~frame.extended].itertuples()},
         key=lambda row: (order.index(row[0]), row[1]),
     )
     figure = new_figure(11, 7)
     axes = figure.subplots(2, 2).ravel()
-    columns: dict[str, list[Any]] = {task: [] for task in TASKS}
-    data, runs = [], []
+    frame = pd.DataFrame(
+        [*((model_title(m), str(t)) for m, t in rows), (MAJORITY, "")], columns=["model", "train length"]
+    )
+    data: list[dict[str, object]] = []
+    runs: list[str] = []
     for ax, task in zip(axes, TASKS, strict=True):
-        bars: dict[tuple[str, int], Bar] = {}
-        for model, train in rows:
-            key = Key(model, task, train, length or 0)
-            point, paper = results.exact.get(key), results.reference.at(*key, "accuracy", prefer="figure_1")
-            entry = point_entry(point, paper) if point else absent_entry(results, key, paper)
-            columns[task].append(entry)
-            data.append(point_row(key, point, entry, results.majority(task, length or 0)))
-            if point:
-                runs += point.fingerprints
-                bars[model, train] = Bar(*point.pooled, float(paper.value) / 100 if paper else None)
-        share = results.majority(task, length or 0)
-        columns[task].append(majority_text(share))
-        title = TASK_NAMES[task].capitalize()
-        accuracy_bars(ax, title, bars, share) if bars else nothing_here(ax, title)
+        keys = [Key(model, task, train, length or 0) for model, train in rows]
+        frame[TASK_NAMES[task]], tidy = _task_panel(results, ax, keys, results.majority(task, length or 0))
+        data += tidy
+        runs += [f for key in keys if key in results.exact for f in results.exact[key].fingerprints]
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
-    names = [*((model_title(m), str(t)) for m, t in rows), (MAJORITY, "")]
-    frame = pd.DataFrame(names, columns=["model", "train length"])
-    for task, entries in columns.items():
-        frame[TASK_NAMES[task]] = entries
+        handles |= accuracy_marks()
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False)
     missing = [c for c in results.missing("finetune") if not is_extended(c["model"])]
-    exhibit = Exhibit(
+    return Exhibit(
         "figure_1",
         "Accuracy by train length, a panel a task",
         _accuracy_caption(length),
@@ -111,56 +104,79 @@ def accuracy_figure(results: Results) -> Exhibit:
         paper=results.reference.block("figure_1", "train_length"),
         figure=figure,
     )
-    return exhibit
+
+
+def _task_panel(
+    results: Results, ax: Axes, keys: Sequence[Key], majority: float | None
+) -> tuple[list[object], list[dict[str, object]]]:
+    """Draw one task's bars. Returns its column of the table and its tidy rows."""
+    bars: dict[tuple[str, int], Bar] = {}
+    column: list[object] = []
+    data = []
+    for key in keys:
+        point, paper = results.exact.get(key), results.reference.at(*key, "accuracy", prefer="figure_1")
+        entry = point_entry(point, paper) if point else absent_entry(results, key, paper)
+        column.append(entry)
+        data.append(point_row(key, point, entry, majority))
+        if point:
+            value = float(paper.value) / 100 if paper else None
+            bars[key.model, key.train_length] = Bar(*point.pooled, value)
+    title = TASK_NAMES[keys[0].task].capitalize() if keys else ""
+    accuracy_bars(ax, title, bars, majority) if bars else nothing_here(ax, title)
+    return [*column, majority_text(majority)], data
 
 
 def _accuracy_caption(length: int | None) -> str:
     if length is None:
         return "No fine-tune is there, and no evaluation length is known."
-    why = "as in the paper" if length == PAPER_EVAL_LENGTH else "the longest that all models are scored at; the paper's is 512"
+    why = (
+        "as in the paper"
+        if length == PAPER_EVAL_LENGTH
+        else "the longest that all models are scored at; the paper's is 512"
+    )
     return (
-        f"Exact-match accuracy at evaluation length {length} ({why}). Error bars and brackets: {WILSON}. Dashed: "
-        f"always giving the {MAJORITY}. Diamonds: the paper's value, where it has one at the same lengths."
+        f"Exact-match accuracy at evaluation length {length} ({why}). Error bars: 95% Wilson intervals. "
+        f"Dashed: always giving the {MAJORITY}. Diamonds: the paper's value, where it has one there. "
+        f"Table: {WILSON}."
     )
 
 
 def sharpness_figure(results: Results) -> Exhibit:
     """Figure 2: logit boost, entropy drop, and the cosine map."""
     probes = results.runs("probe", analysis="sharpness")
-    tables = {m: t for m in model_order(probes.model) if (t := _pooled(results, probes[probes.model == m], "sharpness")) is not None}
+    tables = {
+        m: t
+        for m in model_order(probes.model)
+        if (t := _pooled(results, probes[probes.model == m], "sharpness")) is not None
+    }
     figure = new_figure(11, 7)
-    layout = figure.subplot_mosaic([["boost", "drop"], ["map", "map"]], height_ratios=[1, 1])
+    layout = figure.subplot_mosaic([list(_SHARPNESS), ["map", "map"]])
     rows, data = [], []
-    for name, title, label in (
-        ("boost", "Logit boost", "max logit as is − with zeroed embeddings"),
-        ("drop", "Entropy drop", "entropy with zeroed embeddings − as is (nats)"),
-    ):
-        column = {"boost": "max_logit_boost", "drop": "entropy_drop"}[name]
+    for column, (title, label) in _SHARPNESS.items():
         values = {m: t[column].to_numpy() for m, t in tables.items()}
-        histograms(layout[name], title, label, values) if values else nothing_here(layout[name], title)
-        for model, table in tables.items():
-            row = _sharpness_row(model, column, table)
-            data.append(row)
-            rows.append(_sharpness_entries(title.lower(), row))
+        histograms(layout[column], title, label, values) if values else nothing_here(layout[column], title)
+        found = [_sharpness_row(model, column, table) for model, table in tables.items()]
+        data += found
+        rows += [_sharpness_entries(title.lower(), row) for row in found]
     mapped = _first_map(results, "residual", "residual_map")
     title = "Cosine similarity of a meta token's residual stream with the tokens before it"
-    if mapped is None:
-        nothing_here(layout["map"], title)
-    else:
-        model, frame, _ = mapped
-        layers = [f"{n}" if n else "input" for n in range(frame.layer.max() + 1)]
-        token_map(layout["map"], f"{title} ({model_title(model)})", frame, "similarity", "cosine", layer_names=layers)
+    _draw_map(layout["map"], title, mapped, Heat("similarity", "cosine", "viridis"), ("input", *_LAYERS))
     exhibit = Exhibit(
         "figure_2",
         "What meta tokens do to logits, entropy and the residual stream",
-        f"{_PROBE_CAPTION.capitalize()}. Top left and right (the paper's left and middle): the largest logit and the "
-        "entropy of the next-token distribution at meta tokens, against the same sequence with the embedding of all "
-        "meta tokens zeroed; vertical lines: means. Bottom (the paper's right): one example's last meta token, layer "
-        "by token; the last column is the token itself.",
-        pd.DataFrame(rows, columns=["quantity", "model", "mean [95%]", "above 0 (%)", "n meta tokens", "examples"]),
+        f"{_PROBE_CAPTION.capitalize()}. Top left and right (the paper's left and middle): the largest logit "
+        "and the entropy of the next-token distribution at meta tokens, against the same sequence with the "
+        "embedding of all meta tokens zeroed; vertical lines: means. Bottom (the paper's right): one "
+        "example's last meta token, layer by token; the last column is the token itself.",
+        pd.DataFrame(
+            rows, columns=["quantity", "model", "mean [95%]", "above 0 (%)", "n meta tokens", "examples"]
+        ),
         labels=2,
         data=pd.DataFrame(data),
-        notes=["The mean's interval takes examples, not meta tokens, as independent.", *_theorem_notes(probes)],
+        notes=[
+            "The mean's interval takes examples, not meta tokens, as independent.",
+            *_theorem_notes(probes),
+        ],
         runs=[*probes.fingerprint, *([mapped[2]] if mapped else [])],
         paper=results.reference.block("figure_2"),
         figure=figure,
@@ -174,35 +190,22 @@ def attention_and_rate_figure(results: Results) -> Exhibit:
     layout = figure.subplot_mosaic([["map"], ["curve"]], height_ratios=[1, 1.5])
     mapped = _first_map(results, "attention", "attention_map")
     title = "Causal attention at the last _PAUSE_, mean over heads"
-    if mapped is None:
-        nothing_here(layout["map"], title)
-    else:
-        model, frame, _ = mapped
-        layers = [str(n + 1) for n in range(frame.layer.max() + 1)]
-        limits = (0.0, None)
-        token_map(
-            layout["map"], f"{title} ({model_title(model)})", frame, "weight", "weight", "magma", limits, layers
-        )
+    _draw_map(layout["map"], title, mapped, Heat("weight", "weight", "magma", 0.0), _LAYERS)
     curves = _curves(results)
     if curves:
         rate_distortion_curves(layout["curve"], curves)
     else:
         nothing_here(layout["curve"], "Rate and distortion")
     points = results.runs("rate_distortion")
-    rows = [
-        [model_title(model), _SITES.get(site, site), f"{p.beta:g}", f"{p.rate:.3g}", f"{p.distortion:.4g}", f"{p.n:.0f}", f"{p.seeds:.0f}"]
-        for (model, site), frame in curves.items()
-        for p in frame.itertuples()
-    ]
     data = [frame.assign(model=model, site=site) for (model, site), frame in curves.items()]
     exhibit = Exhibit(
         "figure_3",
         "Where a meta token looks, and how much it holds",
         "Top (the paper's left): attention of one example's last meta token, layer by position "
-        f"({_PROBE_CAPTION}). Bottom (the paper's right): a variational bottleneck on the frozen pre-trained model's "
-        "last layer, at the last meta token and at the last non-meta token, one point a beta; rate = KL, distortion "
-        "= cross-entropy, both on the examples it is fitted on, as in the paper.",
-        pd.DataFrame(rows, columns=["model", "site", "beta", "rate (nats)", "distortion (nats)", "n examples", "seeds"]),
+        f"({_PROBE_CAPTION}). Bottom (the paper's right): a variational bottleneck on the frozen pre-trained "
+        "model's last layer, at the last meta token and at the last non-meta token, one point a beta; rate = "
+        "KL, distortion = cross-entropy, both on the examples it is fitted on, as in the paper.",
+        _rate_frame(curves),
         labels=3,
         data=pd.concat(data, ignore_index=True) if data else pd.DataFrame(),
         notes=["Several seeds: rate and distortion are means over seeds."] if _seeds(points) > 1 else [],
@@ -213,6 +216,36 @@ def attention_and_rate_figure(results: Results) -> Exhibit:
     )
     exhibit.notes += left_out_notes(results, "rate_distortion")
     return _with_probe_notes(results, exhibit, ("attention",))
+
+
+def _rate_frame(curves: Mapping[tuple[str, str], pd.DataFrame]) -> pd.DataFrame:
+    """The points of the curves as they are shown."""
+    rows = [
+        [
+            model_title(model),
+            _SITES[site],
+            f"{p.beta:g}",
+            f"{p.rate:.3g}",
+            f"{p.distortion:.4g}",
+            f"{p.n:.0f}",
+            f"{p.seeds:.0f}",
+        ]
+        for (model, site), frame in curves.items()
+        for p in frame.itertuples()
+    ]
+    heads = ["model", "site", "beta", "rate (nats)", "distortion (nats)", "n examples", "seeds"]
+    return pd.DataFrame(rows, columns=heads)
+
+
+def _draw_map(
+    ax: Axes, title: str, mapped: tuple[str, pd.DataFrame, str] | None, heat: Heat, layers: Sequence[str]
+) -> None:
+    """The map of `_first_map`, its rows named by the first of `layers`."""
+    if mapped is None:
+        nothing_here(ax, title)
+        return
+    model, frame, _ = mapped
+    token_map(ax, f"{title} ({model_title(model)})", frame, heat, layers[: frame.layer.nunique()])
 
 
 def _with_probe_notes(results: Results, exhibit: Exhibit, analyses: tuple[str, ...]) -> Exhibit:
@@ -261,7 +294,7 @@ def _sharpness_entries(quantity: str, row: Mapping[str, Any]) -> list[str]:
     return [
         quantity,
         model_title(row["model"]),
-        f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+        f"{row['mean']:.3g} [{row['low']:.3g}, {row['high']:.3g}]",
         f"{100 * row['share_above_0']:.1f}",
         str(row["n"]),
         str(row["examples"]),
@@ -280,9 +313,9 @@ def _theorem_notes(probes: pd.DataFrame) -> list[str]:
         }
         rows = sum(int(m.get("n_attention_rows", 0)) for m in metrics)
         notes.append(
-            f"Theorem 4.1, {model_title(model)}, {rows:,} attention rows: a logit boost on a meta key lowers the row's "
-            f"entropy in {found['entropy_fall_rate']}; the premise holds in {found['premise_rate']}, and there entropy "
-            f"falls in {found['fall_given_premise']}."
+            f"Theorem 4.1, {model_title(model)}, {rows:,} attention rows: a logit boost on a meta key lowers "
+            f"the row's entropy in {found['entropy_fall_rate']}; the premise holds in "
+            f"{found['premise_rate']}, and there entropy falls in {found['fall_given_premise']}."
         )
     return notes
 
@@ -297,7 +330,10 @@ def _curves(results: Results) -> dict[tuple[str, str], pd.DataFrame]:
             if mine.empty:
                 continue
             points = pd.DataFrame(
-                [{"beta": float(r.beta), **{k: r.record.metrics[k] for k in ("rate", "distortion", "n")}} for r in mine.itertuples()]
+                [
+                    {"beta": float(r.beta), **{k: r.record.metrics[k] for k in ("rate", "distortion", "n")}}
+                    for r in mine.itertuples()
+                ]
             )
             by_beta = points.groupby("beta")
             curves[model, site] = by_beta.mean().assign(seeds=by_beta.size()).reset_index()

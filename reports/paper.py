@@ -24,9 +24,14 @@ class PaperValue(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperBlock:
-    """The paper's values for one exhibit, as a table of strings, with their origin."""
+    """The paper's values for one exhibit, as a table of strings, with their origin.
+
+    spanner: heading over the columns after the first `labels`.
+    """
 
     frame: pd.DataFrame
+    labels: int
+    spanner: str
     notes: tuple[str, ...]
 
 
@@ -71,7 +76,15 @@ class Reference:
         if rows.empty:
             return None
         notes = tuple(f"{s}: {n}" if n else s for s, n in _distinct(rows[["source", "note"]]))
-        return PaperBlock(_spread(rows, columns), notes)
+        # What a spread column says of itself needs no column of its own.
+        told = {"setting": {"metric", "unit"}, "metric": {"unit"}}.get(columns, set()) | {columns}
+        keys = [c for c in (*COORDINATES, "unit") if c not in told and (rows[c] != "").any()]
+        if not columns:
+            return PaperBlock(_plain(rows[[*keys, "value"]]), len(keys), "", notes)
+        constant = [c for c in ("setting", "metric", "unit") if c in keys and rows[c].nunique() == 1]
+        spanner = ", ".join([_words(columns), *(_words(rows[c].iloc[0]) for c in constant)])
+        keys = [c for c in keys if c not in constant]
+        return PaperBlock(_spread(rows, keys, columns), len(keys), spanner, notes)
 
 
 def _distinct(frame: pd.DataFrame) -> Sequence[tuple[str, str]]:
@@ -80,13 +93,17 @@ def _distinct(frame: pd.DataFrame) -> Sequence[tuple[str, str]]:
     return [(s, n) for s, n in kept.itertuples(index=False) if n or s not in noted]
 
 
-def _spread(rows: pd.DataFrame, columns: str) -> pd.DataFrame:
-    """The rows without the columns that are empty, those of `columns` side by side."""
-    keys = [c for c in (*COORDINATES, "unit") if c != columns and (rows[c] != "").any()]
-    if not columns:
-        return rows[[*keys, "value"]].reset_index(drop=True)
+def _spread(rows: pd.DataFrame, keys: list[str], columns: str) -> pd.DataFrame:
+    """A row for each combination of `keys`, the values of `columns` side by side."""
     order = list(dict.fromkeys(rows[columns]))
     wide = rows.pivot_table(index=keys, columns=columns, values="value", aggfunc="first", sort=False)
-    wide = wide[order].fillna("—").reset_index()
     wide.columns.name = None
-    return wide.rename(columns={c: f"{columns.replace('_', ' ')} {c}" for c in order if c.isdigit()})
+    return _plain(wide[order].fillna("—").reset_index())
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.rename(columns=_words).reset_index(drop=True)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from reports.exhibit import model_order, model_title
+from reports.exhibit import MAJORITY, model_order, model_title
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; each model keeps its colour everywhere.
 _COLOURS = {
@@ -30,6 +30,7 @@ _COLOURS = {
 _OTHERS = ("#F0E442", "#000000", "#332288", "#882255", "#44AA99", "#999933")
 TEXT = "#222222"
 FONT = 10
+_RATE_TICKS = (0, 5, 10, 15, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 MOST_LABELS = 96  # token labels that can be read on one axis
 
 
@@ -40,6 +41,15 @@ class Bar(NamedTuple):
     low: float
     high: float
     paper: float | None = None
+
+
+class Heat(NamedTuple):
+    """What a heat map shows: a column, its name on the scale, a colour map, and where the scale begins."""
+
+    column: str
+    label: str
+    colours: str
+    low: float | None = None
 
 
 def colour(model: str) -> str:
@@ -71,24 +81,14 @@ def nothing_here(ax: Axes, title: str) -> None:
     ax.text(0.5, 0.5, "cells missing", ha="center", va="center", color="#777777", transform=ax.transAxes)
 
 
-def accuracy_bars(
-    ax: Axes, title: str, bars: Mapping[tuple[str, int], Bar], majority: float | None
-) -> None:
+def accuracy_bars(ax: Axes, title: str, bars: Mapping[tuple[str, int], Bar], majority: float | None) -> None:
     """Bars by model within train lengths; (model, train length) -> Bar."""
     models = model_order(m for m, _ in bars)
     lengths = sorted({t for _, t in bars})
     width = 0.8 / len(models)
-    for i, model in enumerate(models):
-        for j, length in enumerate(lengths):
-            bar = bars.get((model, length))
-            if bar is None:
-                continue
-            x = j + (i - (len(models) - 1) / 2) * width
-            ax.bar(x, bar.value, width * 0.92, color=colour(model), label=model_title(model) if j == 0 else None)
-            error = [[max(bar.value - bar.low, 0)], [max(bar.high - bar.value, 0)]]
-            ax.errorbar(x, bar.value, error, color=TEXT, capsize=2.5, linewidth=1)
-            if bar.paper is not None:
-                ax.plot(x, bar.paper, "D", markersize=6, markerfacecolor="white", markeredgecolor=TEXT, zorder=5)
+    for (model, length), bar in bars.items():
+        offset = (models.index(model) - (len(models) - 1) / 2) * width
+        _bar(ax, lengths.index(length) + offset, width * 0.92, bar, model)
     if majority is not None:
         ax.axhline(majority, color=TEXT, linestyle="--", linewidth=1)
     ax.set_xticks(range(len(lengths)), [str(n) for n in lengths])
@@ -97,6 +97,32 @@ def accuracy_bars(
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     ax.set_axisbelow(True)
     style(ax, title, "train length (tokens)", "exact match")
+
+
+def _bar(ax: Axes, x: float, width: float, bar: Bar, model: str) -> None:
+    # The edge keeps a bar of height 0 visible.
+    ax.bar(
+        x,
+        bar.value,
+        width,
+        color=colour(model),
+        edgecolor=colour(model),
+        linewidth=2,
+        label=model_title(model),
+    )
+    error = [[max(bar.value - bar.low, 0)], [max(bar.high - bar.value, 0)]]
+    ax.errorbar(x, bar.value, error, color=TEXT, capsize=2.5, linewidth=1)
+    if bar.paper is not None:
+        ax.plot(x, bar.paper, "D", markersize=6, markerfacecolor="white", markeredgecolor=TEXT, zorder=5)
+
+
+def accuracy_marks() -> dict[str, Line2D]:
+    """Legend entries for the marks that all panels share."""
+    paper = {"marker": "D", "linestyle": "", "markerfacecolor": "white", "markeredgecolor": TEXT}
+    return {
+        "the paper": Line2D([], [], **paper),
+        MAJORITY: Line2D([], [], color=TEXT, linestyle="--", linewidth=1),
+    }
 
 
 def histograms(ax: Axes, title: str, x: str, values: Mapping[str, np.ndarray]) -> None:
@@ -110,23 +136,16 @@ def histograms(ax: Axes, title: str, x: str, values: Mapping[str, np.ndarray]) -
         ax.hist(found, edges, histtype="step", linewidth=1.2, **shared)
         ax.axvline(found.mean(), color=colour(model), linewidth=1.8)
     ax.axvline(0, color=TEXT, linewidth=0.8, linestyle=":")
+    ax.set_ylim(top=ax.get_ylim()[1] * 1.25)  # room for the legend
+    ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.legend(fontsize=FONT - 2, frameon=False)
     style(ax, title, x, "density")
 
 
-def token_map(
-    ax: Axes,
-    title: str,
-    frame: pd.DataFrame,
-    value: str,
-    label: str,
-    cmap: str | Colormap = "viridis",
-    limits: tuple[float | None, float | None] = (None, None),
-    layer_names: Sequence[str] | None = None,
-) -> None:
+def token_map(ax: Axes, title: str, frame: pd.DataFrame, heat: Heat, layers: Sequence[str]) -> None:
     """A heat map, layer by token, with the tokens' text under the columns."""
-    grid = frame.pivot(index="layer", columns="position", values=value)
-    image = ax.imshow(grid, aspect="auto", cmap=cmap, vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    grid = frame.pivot(index="layer", columns="position", values=heat.column)
+    image = ax.imshow(grid, aspect="auto", cmap=heat.colours, vmin=heat.low, interpolation="nearest")
     tokens = frame[frame.layer == frame.layer.min()].sort_values("position").token.tolist()
     shown = label_positions(tokens)
     ax.set_xticks(shown, [visible(tokens[i]) for i in shown], rotation=90, fontsize=6.5, color=TEXT)
@@ -134,10 +153,9 @@ def token_map(
         if "_PAUSE_" in tokens[i]:
             tick.set_fontweight("bold")
             tick.set_color("#D55E00")
-    names = list(layer_names or map(str, grid.index))
-    ax.set_yticks(range(len(names)), names)
+    ax.set_yticks(range(len(layers)), layers)
     bar = ax.figure.colorbar(image, ax=ax, pad=0.01, fraction=0.03)
-    bar.set_label(label, fontsize=FONT - 1)
+    bar.set_label(heat.label, fontsize=FONT - 1)
     bar.ax.tick_params(labelsize=FONT - 2)
     style(ax, title, "", "layer")
     ax.tick_params(axis="x", labelsize=6.5, length=2)
@@ -163,7 +181,7 @@ def visible(token: str) -> str:
 
 
 def rate_distortion_curves(ax: Axes, curves: Mapping[tuple[str, str], pd.DataFrame]) -> None:
-    """(model, site) -> rate and distortion by beta; solid at the meta token, dashed at the last other token."""
+    """(model, site) -> rate and distortion by beta; solid at the meta token, dashed at the other."""
     for (model, site), points in curves.items():
         at_meta = site == "meta"
         ax.plot(
@@ -177,7 +195,11 @@ def rate_distortion_curves(ax: Axes, curves: Mapping[tuple[str, str], pd.DataFra
             label=f"{model_title(model)}, {'last meta token' if at_meta else 'last non-meta token'}",
         )
     ax.set_xscale("symlog", linthresh=20)
-    ax.set_xlim(left=0)
+    furthest = max(points.rate.max() for points in curves.values())
+    ticks = [t for t in _RATE_TICKS if t <= furthest * 1.3]
+    ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(0, max(furthest * 1.05, ticks[-1]))
     ax.grid(color="#e6e6e6", linewidth=0.8)
     ax.legend(fontsize=FONT - 1, frameon=False)
     style(ax, "Rate and distortion", "rate (nats; linear below 20, logarithmic above)", "distortion (nats)")

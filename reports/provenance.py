@@ -6,7 +6,7 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from reports.results import Results, distinct
 
@@ -27,11 +27,10 @@ class Provenance:
 
 def provenance(results: Results) -> Provenance:
     selection, shown = results.selection, results.shown
-    own = int(shown.expected.sum()) if len(shown) else 0
     facts = [
         ("preset", selection.preset),
-        ("cells shown", f"{len(shown)}, of which {own} exactly as the preset has them"),
-        ("preset's cells", f"{len(selection.expected)}, of which {_filled(results)} have a finished run at their labels"),
+        ("cells shown", str(len(shown))),
+        ("the preset's cells", _expectation(results)),
         ("seeds", ", ".join(sorted(distinct(shown.seed), key=int)) or "none"),
     ]
     if len(shown):
@@ -40,6 +39,8 @@ def provenance(results: Results) -> Provenance:
         facts.append(("not finished", ", ".join(f"{n} {s.lower()}" for s, n in selection.unfinished.items())))
     if len(results.left_out):
         facts.append(("left out", f"{len(results.left_out)} runs of other configurations at the same labels"))
+    if results.unreadable:
+        facts.append(("artifacts that cannot be read", ", ".join(results.unreadable)))
     details = [("ledger", without_credentials(results.ledger.tracking_uri)), *_tags(results)]
     if selection.others:
         others = ", ".join(f"{name or 'none'} ({n} runs)" for name, n in selection.others.items())
@@ -55,15 +56,24 @@ def without_credentials(text: str) -> str:
 
 def _bare(uri: str) -> str:
     parts = urlsplit(uri)
-    host = parts.netloc.rpartition("@")[2]
-    bare = urlunsplit((parts.scheme, host, parts.path, "", ""))
-    # urlunsplit drops the empty host of sqlite:///path.
-    return bare if host or "://" in bare else f"{parts.scheme}://{parts.path}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _filled(results: Results) -> int:
-    kinds = distinct(results.selection.expected.kind)
-    return len(results.selection.expected) - sum(len(results.missing(kind)) for kind in kinds)
+def _expectation(results: Results) -> str:
+    """How much of what the preset makes is there."""
+    expected = results.selection.expected
+    if results.selection.overridden:
+        return (
+            "no run has exactly the preset's settings: fields were overridden, or the code has changed; "
+            "missing is what the grid of the runs that are there lacks"
+        )
+    if expected.empty:
+        return "not known to the code, so only the grid of the runs that are there is expected"
+    filled = len(expected) - sum(len(results.missing(kind)) for kind in distinct(expected.kind))
+    own = int(results.shown.expected.sum())
+    return (
+        f"{len(expected)}; {filled} have a finished run at their labels, {own} in the very same configuration"
+    )
 
 
 def _times(results: Results) -> list[tuple[str, str]]:
@@ -72,7 +82,10 @@ def _times(results: Results) -> list[tuple[str, str]]:
     busy = float((shown.end - shown.start).sum()) / 1000
     return [
         ("runs from", f"{_moment(first)} to {_moment(last)}"),
-        ("wall time", f"{duration((last - first) / 1000)} from first to last; {duration(busy)} summed over cells"),
+        (
+            "wall time",
+            f"{duration((last - first) / 1000)} from first to last; {duration(busy)} summed over cells",
+        ),
     ]
 
 

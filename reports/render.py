@@ -11,16 +11,18 @@ import jinja2
 import matplotlib
 import pandas as pd
 
-from reports.exhibit import Entry, Exhibit
+from reports.exhibit import MAJORITY, Entry, Exhibit
 from reports.provenance import Provenance
 
 TEMPLATE = Path(__file__).with_name("template.html")
 _RUNS_SHOWN = 12  # fingerprints on a provenance line of a text file
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "\\": r"\textbackslash{}", "…": r"\ldots{}",
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "]": "{]}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "—": "---", "–": "--", "−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
-    "±": r"$\pm$", "“": "``", "”": "''", "…": r"\ldots{}",
+    ">": r"\textgreater{}", "—": "---", "–": "--", "−": "$-$",
+    "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
+    "±": r"$\pm$", "“": "``", "”": "''",
 }  # fmt: skip
 
 
@@ -43,12 +45,12 @@ def write_all(exhibits: Sequence[Exhibit], provenance: Provenance, out: Path) ->
 def markdown(exhibit: Exhibit) -> str:
     """The exhibit as a markdown document."""
     parts = [f"# {exhibit.number}. {exhibit.title}", exhibit.caption, _markdown_table(exhibit.frame)]
-    parts += [f"- {note}" for note in exhibit.notes]
+    parts += _markdown_list(exhibit.notes)
     if exhibit.missing:
-        parts.append("**Missing cells**\n\n" + "\n".join(f"- {line}" for line in exhibit.missing))
+        parts += ["**Missing cells**", *_markdown_list(exhibit.missing)]
     if exhibit.paper is not None:
         parts += ["**The paper's values**", _markdown_table(exhibit.paper.frame)]
-        parts += [f"- {note}" for note in exhibit.paper.notes]
+        parts += _markdown_list(exhibit.paper.notes)
     parts.append(runs_line(exhibit))
     return "\n\n".join(parts) + "\n"
 
@@ -85,8 +87,7 @@ def html(exhibits: Sequence[Exhibit], provenance: Provenance, images: dict[str, 
     environment.tests["entry"] = lambda value: isinstance(value, Entry)
     environment.filters["body"] = _body
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    ordered = sorted(exhibits, key=lambda e: (e.name.startswith("figure"), e.name))
-    return template.render(exhibits=ordered, provenance=provenance, images=images)
+    return template.render(exhibits=exhibits, provenance=provenance, images=images, majority=MAJORITY)
 
 
 def runs_line(exhibit: Exhibit) -> str:
@@ -128,8 +129,16 @@ def _draw(exhibit: Exhibit, out: Path) -> str:
 def _markdown_table(frame: pd.DataFrame) -> str:
     if frame.empty:
         return "(no rows)"
-    rows = [list(map(str, frame.columns)), ["---"] * frame.shape[1], *frame.astype(object).to_numpy().tolist()]
+    rows = [
+        list(map(str, frame.columns)),
+        ["---"] * frame.shape[1],
+        *frame.astype(object).to_numpy().tolist(),
+    ]
     return "\n".join("| " + " | ".join(str(v).replace("|", r"\|") for v in row) + " |" for row in rows)
+
+
+def _markdown_list(lines: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 
 def _tex(text: str) -> str:

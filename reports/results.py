@@ -99,6 +99,11 @@ class Results:
             if values not in done
         ]
 
+    @property
+    def unreadable(self) -> list[str]:
+        """Artifacts that were asked for and are gone or damaged, as fingerprint/name."""
+        return [f"{fingerprint[:12]}/{name}" for (fingerprint, name), t in self._tables.items() if t is None]
+
     @cached_property
     def scores(self) -> pd.DataFrame:
         """A row for each shown fine-tune or ablation and eval length: Key's fields, seed, n, correct,
@@ -109,8 +114,17 @@ class Results:
             for run in self.runs(kind).to_dict("records")
             for row in _score_rows(run)
         ]
-        columns = [*Key._fields, "seed", "n", "correct", "majority_share", "fingerprint", "record"]
-        return pd.DataFrame(rows, columns=columns)
+        columns = [
+            *Key._fields,
+            "extended",
+            "seed",
+            "n",
+            "correct",
+            "majority_share",
+            "fingerprint",
+            "record",
+        ]
+        return pd.DataFrame(rows, columns=columns).astype({"extended": bool})
 
     @cached_property
     def exact(self) -> dict[Key, Point]:
@@ -131,7 +145,7 @@ class Results:
     def token(self) -> dict[Key, Point]:
         """Token accuracy of the extended models (Table 1), from the per-example records."""
         points: dict[Key, Point] = {}
-        extended = self.scores[self.scores.model.map(is_extended) & (self.scores.setting == "full")]
+        extended = self.scores[self.scores.extended & (self.scores.setting == "full")]
         for key, rows in extended.groupby(list(Key._fields)):
             tables = [self.examples(r.record, r.eval_length) for r in rows.itertuples()]
             if any(t is None for t in tables):
@@ -156,9 +170,7 @@ class Results:
 
     def gain(self, key: Key) -> Gain | None:
         """key.setting minus full, paired by seed and example; None where either is missing."""
-        rows = self.scores
-        for name in ("model", "task", "train_length", "eval_length"):
-            rows = rows[rows[name] == getattr(key, name)]
+        rows = self._by_fine_tune.get(tuple(key[:4]), self.scores.iloc[:0])
         full = rows[rows.setting == "full"].set_index("fingerprint")
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
         for row in rows[rows.setting == key.setting].itertuples():
@@ -169,18 +181,26 @@ class Results:
             after = self.examples(row.record, key.eval_length)
             if before is None or after is None:
                 continue
-            joined = before[["exact"]].join(after[["exact"]], how="inner", rsuffix="_after")
-            pairs.append((joined.exact.to_numpy(bool), joined.exact_after.to_numpy(bool)))
+            joined = before[["exact"]].join(after.exact.rename("after"), how="inner")
+            pairs.append((joined.exact.to_numpy(bool), joined.after.to_numpy(bool)))
         if not pairs or not sum(len(a) for a, _ in pairs):
             return None
         test = paired(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
         return Gain(test, len(pairs), mean_of_seeds([b.mean() - a.mean() for a, b in pairs]))
 
+    @cached_property
+    def _by_fine_tune(self) -> dict[tuple[object, ...], pd.DataFrame]:
+        """Scores by Key's fields but the setting."""
+        return dict(iter(self.scores.groupby(list(Key._fields[:4]))))
+
     def majority(self, task: str, eval_length: int) -> float | None:
         """Accuracy of always giving the commonest answer; the largest where test sets differ."""
-        rows = self.scores[(self.scores.task == task) & (self.scores.eval_length == eval_length)]
-        value = rows.majority_share.max()
-        return None if pd.isna(value) else float(value)
+        return self._majority.get((task, eval_length))
+
+    @cached_property
+    def _majority(self) -> dict[tuple[str, int], float]:
+        shares = self.scores.groupby(["task", "eval_length"]).majority_share.max().dropna()
+        return {(str(task), int(length)): float(share) for (task, length), share in shares.items()}
 
     @cached_property
     def contexts(self) -> dict[str, tuple[str, int]]:
@@ -201,14 +221,15 @@ class Results:
                 found[record.params["model"]] = ("yarn", context)
         return found
 
+    def has_setting(self, model: str, setting: str) -> bool:
+        """Whether the setting changes something: NoPE and ALiBi have no position at a token."""
+        position, _ = self.contexts.get(model, ("", 0))
+        return setting in ("full", "no_embed") or position not in ("nope", "alibi")
+
     def over_context(self, model: str, eval_length: int) -> bool:
         """Whether learned positions end before that length."""
         position, context = self.contexts.get(model, ("", 0))
         return position == "ape" and eval_length > context
-
-
-def is_extended(model: str) -> bool:
-    return "_yarn_" in model
 
 
 def _where(frame: pd.DataFrame, kind: str, labels: Mapping[str, str]) -> pd.DataFrame:
@@ -234,6 +255,7 @@ def _score_rows(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "train_length": int(run["train_length"]),
                 "eval_length": int(length),
                 "setting": run["setting"] or "full",
+                "extended": run["extended"],
                 "seed": run["seed"],
                 "n": n,
                 "correct": round(share * n),

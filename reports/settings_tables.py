@@ -1,4 +1,4 @@
-"""Tables 4, 5 and 6 from the configuration of the cells themselves, so that they cannot drift; Table 3, speed."""
+"""Tables 4, 5 and 6 from the configuration of the cells, so that they cannot drift; Table 3, speed."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def curriculum(results: Results) -> Exhibit:
     exhibit = Exhibit(
         "table_06",
         "Curriculum schedule of the synthetic tasks",
-        "As the fine-tuning cells have it, beside the paper's Table 6. A train length draws from the phases whose "
-        "“from train length” it reaches; longer ones add phase 5 with lists 2, 4, ... times as long.",
+        "As the fine-tuning cells have it, beside the paper's Table 6. A train length draws from the phases "
+        "whose “from train length” it reaches; longer ones add phase 5 with lists 2, 4, ... times as long.",
         frame,
         labels=2,
         data=frame.copy(),
@@ -134,22 +134,29 @@ def speed(results: Results) -> Exhibit:
             ("with_meta", "with meta tokens"),
         ):
             rows.append([model_title(model), label, *_speed_entries(metrics, side)])
-            data.append({"model": model, "setting": f"{side}_tokens", "runs": len(metrics)} | _speed_row(metrics, side))
+            data.append(
+                {"model": model, "setting": f"{side}_tokens", "runs": len(metrics)}
+                | _speed_row(metrics, side)
+            )
     columns = ["model", "input", "tokens/s", "time to first token (ms)", "slowdown", "repeats"]
-    exhibit = Exhibit(
+    return Exhibit(
         "table_03",
         "Inference speed with and without meta tokens",
-        "Median and quartiles over interleaved repeats in one run; slowdown = throughput without meta tokens over "
-        "throughput with them, pair by pair. Several runs of a model: the median of their medians.",
+        "Median and quartiles over interleaved repeats in one run; slowdown = throughput without meta tokens "
+        "over throughput with them, pair by pair. Several runs of a model: the median of their medians.",
         pd.DataFrame(rows, columns=columns),
         labels=2,
         data=pd.DataFrame(data),
-        notes=[*_machines(runs), *_prompt_notes(runs), *_training_notes(runs), *left_out_notes(results, "efficiency")],
+        notes=[
+            *_machines(runs),
+            *_prompt_notes(runs),
+            *_training_notes(runs),
+            *left_out_notes(results, "efficiency"),
+        ],
         missing=missing_notes(results, ("efficiency", {})),
         runs=list(runs.fingerprint),
         paper=results.reference.block("table_3", "metric"),
     )
-    return exhibit
 
 
 def _cells(results: Results, kind: str) -> tuple[Mapping[str, Cell], list[str]]:
@@ -165,7 +172,9 @@ def _cells(results: Results, kind: str) -> tuple[Mapping[str, Cell], list[str]]:
     cells = results.expected(kind)
     planned = {f"{c.model} {c.task}".strip(): c.cell for c in cells.itertuples()}
     preset = results.selection.preset
-    return planned, [f"Nothing of this kind has run yet: the settings are those of preset {preset}."] if planned else []
+    return planned, [
+        f"Nothing of this kind has run yet: the settings are those of preset {preset}."
+    ] if planned else []
 
 
 def _settings(
@@ -193,7 +202,13 @@ def _by_model(cells: Mapping[str, Cell], get: Callable[[Any], Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and value >= 10_000
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _phase_row(of: Curriculum, number: int, phase: Phase) -> list[str]:
@@ -267,7 +282,8 @@ def _machines(runs: pd.DataFrame) -> list[str]:
 
 def _prompt_notes(runs: pd.DataFrame) -> list[str]:
     shapes = distinct(
-        f"{m['n_text']:.0f} text tokens, with {m['n_meta']:.0f} meta tokens injected or none; {m['new_tokens']:.0f} new tokens"
+        f"{m['n_text']:.0f} text tokens, with {m['n_meta']:.0f} meta tokens injected or none; "
+        f"{m['new_tokens']:.0f} new tokens"
         for m in (r.metrics for r in runs.record)
         if {"n_text", "n_meta", "new_tokens"} <= set(m)
     )
@@ -279,11 +295,13 @@ def _training_notes(runs: pd.DataFrame) -> list[str]:
     notes = []
     for model in model_order(runs.model):
         metrics = [r.metrics for r in runs.record[runs.model == model]]
-        without, dense = (_quartiles(metrics, f"step_ratio/{n}", "{:.3f}") for n in ("without_extra", "dense_mask"))
+        without, dense = (
+            _quartiles(metrics, f"step_ratio/{n}", "{:.3f}") for n in ("without_extra", "dense_mask")
+        )
         if without != DASH:
             notes.append(
-                f"A training step of {model_title(model)} is 1; of the same model without meta-attention {without}; "
-                f"with meta-attention as a dense mask {dense}."
+                f"A training step of {model_title(model)} is 1; of the same model without meta-attention "
+                f"{without}; with meta-attention as a dense mask {dense}."
             )
     return notes
 

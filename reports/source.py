@@ -14,6 +14,7 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
@@ -35,8 +36,10 @@ class Selection:
 
     runs: the preset's finished runs and their ancestors: kind, fingerprint, parent, config (a hash of all
     settings but the seed, over the whole lineage), expected (one of the preset's own cells), start and end
-    (ms), record, and LABELS as strings, "" where a kind has none. expected: kind, fingerprint, cell and
-    LABELS of the preset's cells. unfinished: status -> runs of the preset. others: preset -> finished runs.
+    (ms), record, extended (the model's context is), and LABELS as strings, "" where a kind has none.
+    expected: kind, fingerprint, cell, extended and LABELS of the preset's cells. unfinished: status -> runs
+    of the preset. others: preset -> finished runs. overridden: there are runs of the preset, but none is one
+    of its cells, so nothing is expected.
     """
 
     preset: str
@@ -44,6 +47,7 @@ class Selection:
     expected: pd.DataFrame
     unfinished: dict[str, int]
     others: dict[str, int]
+    overridden: bool = False
 
 
 def select(ledger: Ledger, preset: str | None = None, expected: Preset | None = None) -> Selection:
@@ -56,19 +60,28 @@ def select(ledger: Ledger, preset: str | None = None, expected: Preset | None = 
     everything = read_runs(ledger)
     finished = everything[everything.status == "FINISHED"]
     name = preset or (expected.name if expected else _newest_preset(finished))
-    tags = set(everything.preset) - {""}
-    if expected is None and name not in PRESETS and name not in tags:
-        known = ", ".join(sorted({*PRESETS, *tags}))
-        raise ConfigError(f"preset={name!r}: neither the code nor this ledger knows it, choose one of {known}")
-    if expected is None and name in PRESETS:
-        expected = get_preset(name)
-    wanted = expected_cells(expected)
-    mine = finished[(finished.preset == name) | finished.fingerprint.isin(set(wanted.fingerprint))]
-    runs = _with_ancestors(mine, finished)
+    tagged = finished[finished.preset == name]
+    wanted = expected_cells(expected or _known_preset(name, set(everything.preset)))
+    own = finished[finished.fingerprint.isin(set(wanted.fingerprint))]
+    # One that overrode fields has the preset's name and none of its cells: what it was to run isn't known.
+    overridden = expected is None and own.empty and not tagged.empty and not wanted.empty
+    if overridden:
+        wanted = wanted.iloc[:0]
+    runs = _with_ancestors(pd.concat([tagged, own]), finished)
     runs = runs.assign(expected=runs.fingerprint.isin(set(wanted.fingerprint)), config=_configs(runs))
     open_runs = everything[(everything.status != "FINISHED") & (everything.preset == name)]
     rest = finished[~finished.fingerprint.isin(set(runs.fingerprint))]
-    return Selection(name, runs, wanted, _counts(open_runs.status), _counts(rest.preset))
+    return Selection(name, runs, wanted, _counts(open_runs.status), _counts(rest.preset), overridden)
+
+
+def _known_preset(name: str, tags: set[str]) -> Preset | None:
+    """The code's preset of that name; None if only the ledger's tags know it."""
+    if name in PRESETS:
+        return get_preset(name)
+    if name in tags:
+        return None
+    known = ", ".join(sorted({*PRESETS, *tags} - {""}))
+    raise ConfigError(f"preset={name!r}: neither the code nor this ledger knows it, choose one of {known}")
 
 
 def read_runs(ledger: Ledger) -> pd.DataFrame:
@@ -76,7 +89,7 @@ def read_runs(ledger: Ledger) -> pd.DataFrame:
     records = [r for kind in KIND_NAMES for r in ledger.records(kind, status=None) if r.fingerprint]
     rows = [_row(record) for record in records]
     columns = ["kind", "fingerprint", "parent", "status", "preset", "start", "end", "record", *LABELS]
-    return pd.DataFrame(rows, columns=columns)
+    return _with_extended(pd.DataFrame(rows, columns=columns))
 
 
 def expected_cells(preset: Preset | None) -> pd.DataFrame:
@@ -87,14 +100,13 @@ def expected_cells(preset: Preset | None) -> pd.DataFrame:
         | {name: str(c.labels.get(name, "")) for name in LABELS}
         for c in cells
     ]
-    return pd.DataFrame(rows, columns=["kind", "fingerprint", "cell", *LABELS])
+    return _with_extended(pd.DataFrame(rows, columns=["kind", "fingerprint", "cell", *LABELS]))
 
 
 def cell_of(ledger: Ledger, record: RunRecord) -> Cell | None:
     """The cell that a run did, or None if it cannot be read any more."""
     try:
-        path = ledger.client.download_artifacts(record.run_id, "cell.json")
-        return cell_from_json(Path(path).read_bytes())
+        return cell_from_json(_artifact(ledger, record, "cell.json").read_bytes())
     except (MlflowException, OSError, ValidationError):
         return None
 
@@ -102,9 +114,27 @@ def cell_of(ledger: Ledger, record: RunRecord) -> Cell | None:
 def table_of(ledger: Ledger, record: RunRecord, name: str) -> pd.DataFrame | None:
     """A run's artifact table, or None if it is gone or damaged."""
     try:
-        return ledger.table(record, name).to_pandas()
+        return pq.read_table(_artifact(ledger, record, f"{name}.parquet")).to_pandas()
     except (MlflowException, OSError, pa.ArrowException):
         return None
+
+
+def _artifact(ledger: Ledger, record: RunRecord, name: str) -> Path:
+    """A local path of an artifact; one that lies on this machine is read in place, which is 10x faster."""
+    local = Path(record.artifact_uri.removeprefix("file://"))
+    if local.is_absolute():
+        return local / name
+    return Path(ledger.client.download_artifacts(record.run_id, name))
+
+
+def is_extended(model: str) -> bool:
+    """Whether the model's context was extended by YaRN."""
+    return "_yarn_" in model
+
+
+def _with_extended(frame: pd.DataFrame) -> pd.DataFrame:
+    # Typed, as an empty column would otherwise be no mask.
+    return frame.assign(extended=pd.Series(map(is_extended, frame.model), frame.index, dtype=bool))
 
 
 def _row(record: RunRecord) -> dict[str, object]:

@@ -105,9 +105,7 @@ def newcombe(both: int, second_only: int, first_only: int, neither: int) -> tupl
 
 def _correlation(both: int, second_only: int, first_only: int, neither: int) -> float:
     """phi, with the continuity correction of method 10."""
-    product = (
-        (both + second_only) * (first_only + neither) * (both + first_only) * (second_only + neither)
-    )
+    product = (both + second_only) * (first_only + neither) * (both + first_only) * (second_only + neither)
     if product == 0:
         return 0.0
     excess = both * neither - second_only * first_only

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,6 +32,9 @@ from metatok.tasks.registry import task_class
 from metatok.training.optim import OptimConfig
 
 CURRICULA = {"table6": Curriculum(), "tiny": Curriculum.tiny()}
+
+
+_Steps = Annotated[tuple[int, ...], Field(min_length=1)]
 
 
 class _Part(BaseModel):
@@ -68,7 +71,7 @@ class ExtendSettings(_Part):
     optim: OptimConfig = OptimConfig(learning_rate=2e-5, min_learning_rate=2e-5)
     tasks: tuple[str, ...] = ("list_recall", "segment_counting")
     train_lengths: tuple[int, ...] = (2048, 4096, 8192)
-    finetune_steps: tuple[int, ...] = (4200,)
+    finetune_steps: _Steps = (4200,)
     eval_lengths: tuple[int, ...] = (2048, 3072, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384)
     n_test: int = Field(default=1000, ge=1)
 
@@ -86,8 +89,8 @@ class FinetuneSettings(_Part):
     n_train: int = Field(default=90_000, ge=1)
     n_test: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=64, ge=1)
-    steps: tuple[int, ...] = (4200,)
-    steps_by_task: dict[str, tuple[int, ...]] = {}
+    steps: _Steps = (4200,)
+    steps_by_task: dict[str, _Steps] = {}
     optim: OptimConfig = OptimConfig(learning_rate=1e-4, min_learning_rate=1e-5, warmup_steps=100)
     chained: bool = True
 

@@ -129,29 +129,24 @@ TABLE_6 = (
 
 TINY = (
     Phase(
-        name="easy", lists=(2, 3), items=((2, 4),),
-        copy_before=(2, 8), copy_length=(3, 8), copy_distance=(2, 8),
-        tokens=(25, 60), reach=64,
+        name="easy", lists=(3, 4), items=((3, 6),),
+        copy_before=(2, 8), copy_length=(3, 8), copy_distance=(2, 8), tokens=(32, 64), reach=64,
     ),
     Phase(
-        name="medium", lists=(4, 6), items=((4, 8),),
-        copy_before=(4, 16), copy_length=(6, 12), copy_distance=(6, 20),
-        tokens=(50, 110), reach=128,
+        name="medium", lists=(5, 7), items=((5, 9),),
+        copy_before=(4, 16), copy_length=(6, 12), copy_distance=(6, 20), tokens=(50, 110), reach=128,
     ),
     Phase(
-        name="hard", lists=(6, 8), items=((6, 14),),
-        copy_before=(10, 30), copy_length=(10, 20), copy_distance=(20, 50),
-        tokens=(80, 220), reach=256,
+        name="hard", lists=(8, 10), items=((8, 16),),
+        copy_before=(10, 30), copy_length=(10, 20), copy_distance=(20, 50), tokens=(100, 220), reach=256,
     ),
     Phase(
         name="extra-hard", lists=(8, 10), items=((20, 36),),
-        copy_before=(30, 60), copy_length=(16, 32), copy_distance=(60, 110),
-        tokens=(220, 512), reach=512,
+        copy_before=(30, 60), copy_length=(16, 32), copy_distance=(60, 110), tokens=(220, 512), reach=512,
     ),
     Phase(
         name="long", lists=(8, 10), items=((48, 72),),
-        copy_before=(80, 130), copy_length=(24, 48), copy_distance=(140, 220),
-        tokens=(460, 1024), reach=1024,
+        copy_before=(80, 130), copy_length=(24, 48), copy_distance=(140, 220), tokens=(460, 1024), reach=1024,
     ),
 )  # fmt: skip
 

@@ -1,16 +1,24 @@
 """A user's mistakes, told before any work: one line on stderr, exit code 2."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from sweeps import cli
 from tests.sweeps.conftest import ROOT, environment, script
 
 
-def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
-    command = script("sweeps/full_paper.py", *arguments)
-    return subprocess.run(command, env=environment(home, **env), cwd=ROOT, text=True, capture_output=True)
+def run(monkeypatch: pytest.MonkeyPatch, home: Path, *arguments: str) -> int:
+    """The exit code of full_paper.py with these arguments."""
+    monkeypatch.setenv("METATOK_HOME", str(home))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["sweeps/full_paper.py", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code
 
 
 @pytest.mark.parametrize(
@@ -24,39 +32,61 @@ def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
         (("--finetune.train-lengths", "64", "512"), "train_length=512 is over the context of gpt2_ape, 128"),
         (("--corpus.source", "files", "--corpus.paths", "/no/such/*.txt"), "/no/such/*.txt"),
     ],
-)  # fmt: skip
-def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
-    result = run(tmp_path, *arguments)
-    assert result.returncode == 2, result.stderr
-    assert told in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+)
+def test_mistakes_are_one_line(
+    arguments: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, tmp_path, *arguments) == 2
+    stderr = capsys.readouterr().err
+    assert told in stderr
+    assert len(stderr.splitlines()) == 1
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    result = run(tmp_path / "home", "--corpus.source", "files", "--corpus.paths", str(tmp_path / "texts"))
-    assert result.returncode == 2, result.stderr
-    assert str(tmp_path / "texts") in result.stderr
+def test_an_empty_corpus_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    options = ("--corpus.source", "files", "--corpus.paths", str(folder))
+    assert run(monkeypatch, tmp_path / "home", *options) == 2
+    assert str(folder) in capsys.readouterr().err
 
 
-def test_an_unwritable_home_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_home_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    result = run(tmp_path / "file" / "home")
-    assert result.returncode == 2
-    assert f"METATOK_HOME={tmp_path}/file/home cannot be written" in result.stderr
+    assert run(monkeypatch, tmp_path / "file" / "home") == 2
+    assert f"METATOK_HOME={tmp_path}/file/home cannot be written" in capsys.readouterr().err
 
 
-def test_a_silent_tracking_server_is_refused(tmp_path: Path) -> None:
-    result = run(tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    assert result.returncode == 2
-    assert "MLFLOW_TRACKING_URI=http://127.0.0.1:9 does not answer" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+def test_a_silent_tracking_server_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert run(monkeypatch, tmp_path) == 2
+    stderr = capsys.readouterr().err
+    assert "MLFLOW_TRACKING_URI=http://127.0.0.1:9 does not answer" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def test_more_than_the_machine_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, "--run.workers", "4000") == 2
+    assert "4000 CPU" in capsys.readouterr().err
 
 
 def test_dry_run_prints_the_plan_and_does_nothing(tmp_path: Path) -> None:
-    result = run(tmp_path, "--dry-run")
+    command = script("sweeps/finetune.py", "--tasks", "parity", "--dry-run")
+    result = subprocess.run(command, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
     assert result.returncode == 0, result.stderr
     for word in ("pretrain", "finetune", "FLOPs", "A100 hours", "weights"):
         assert word in result.stdout
+    assert "ablate" not in result.stdout
     assert not (tmp_path / "datasets").exists()

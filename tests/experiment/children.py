@@ -1,0 +1,79 @@
+"""What other processes do to a ledger in these tests."""
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier, Event
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metatok.experiment import Cell, Home, Ledger
+from metatok.experiment.execute import Progress
+
+from . import tiny
+
+torch.set_num_threads(1)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def claim_and_die(ledger: Ledger, cell: Cell, logged: int = 0, flushed: int = 0) -> None:
+    """Log steps 1 to `logged`, of which those to `flushed` are sent, and be killed."""
+    run = ledger.claim(cell, tiny.TAGS)
+    assert run is not None
+    for step in range(1, logged + 1):
+        run.log(step, {"loss": 1 / step, "learning_rate": float(step)})
+        if step == flushed:
+            run.flush()
+    die()
+
+
+def claim_and_hold(ledger: Ledger, cell: Cell, claimed: Event, finish: Event) -> None:
+    """Claim, say so, and finish when told."""
+    run = ledger.claim(cell, tiny.TAGS)
+    assert run is not None
+    claimed.set()
+    assert finish.wait(60)
+    run.finish({"validation_loss": 1.5})
+
+
+def claim_in_a_race(ledger: Ledger, cell: Cell, start: Barrier, answer: Connection) -> None:
+    """Claim at the same moment as others; the winner works a little and finishes. Answers whether it won."""
+    start.wait(60)
+    run = ledger.claim(cell, tiny.TAGS, poll_seconds=0.2)
+    if run is not None:
+        time.sleep(0.5)
+        run.log(1, {"loss": 1.0})
+        run.finish({"validation_loss": 1.0})
+    answer.send(run is not None)
+
+
+def open_ledger(home: Home, start: Barrier, answer: Connection) -> None:
+    start.wait(60)
+    answer.send(sorted(Ledger.open(home).experiments))
+
+
+def run_until(ledger: Ledger, home: Home, cells: list[Cell], kind: str, step: int) -> None:
+    """Run cells, and be killed as soon as one of `kind` reaches `step`."""
+
+    def watch(progress: Progress) -> None:
+        if progress.cell.kind == kind and progress.step == step:
+            die()
+
+    tiny.run(cells, ledger, home, watch)
+
+
+def run_as_rank(rank: int, folder: Path, ledger: Ledger, home: Home, cells: list[Cell], answer: Any) -> None:
+    """One of two DDP processes that run cells together."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    seen: list[tuple[str, int]] = []
+    statuses = tiny.run(cells, ledger, home, lambda p: seen.append((p.status, p.step)))
+    answer.send((statuses, seen))
+    dist.destroy_process_group()
