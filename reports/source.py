@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from metatok.errors import ConfigError
 from metatok.experiment import PRESETS, Cell, Ledger, Preset, RunRecord, get_preset
 from metatok.experiment.cells import KINDS, cell_from_json
-from metatok.experiment.plan import with_ancestors
+from metatok.experiment.plan import STAGES, with_ancestors
 
 LABELS = ("model", "task", "train_length", "setting", "site", "beta", "analysis", "seed")
 KIND_NAMES: tuple[str, ...] = tuple(kind.model_fields["kind"].default for kind in KINDS)
@@ -54,12 +54,13 @@ def select(ledger: Ledger, preset: str | None = None, expected: Preset | None = 
     """The finished runs of a preset: tagged with its name, or one of its cells whoever ran it.
 
     preset: default is that of the newest finished run. expected: the preset as it was run, if fields of it
-    were overridden; default is the one of that name. Errors: ConfigError on a preset that neither the code
+    were overridden; default is that of the last sweep of all stages, else the code's own of that name. Errors: ConfigError on a preset that neither the code
     nor the ledger knows.
     """
     everything = read_runs(ledger)
     finished = everything[everything.status == "FINISHED"]
     name = preset or (expected.name if expected else _newest_preset(finished))
+    expected = expected or _last_full_sweep(ledger, name)
     tagged = finished[finished.preset == name]
     wanted = expected_cells(expected or _known_preset(name, set(everything.preset)))
     own = finished[finished.fingerprint.isin(set(wanted.fingerprint))]
@@ -72,6 +73,18 @@ def select(ledger: Ledger, preset: str | None = None, expected: Preset | None = 
     open_runs = everything[(everything.status != "FINISHED") & (everything.preset == name)]
     rest = finished[~finished.fingerprint.isin(set(runs.fingerprint))]
     return Selection(name, runs, wanted, _counts(open_runs.status), _counts(rest.preset), overridden)
+
+
+def _last_full_sweep(ledger: Ledger, name: str) -> Preset | None:
+    """The preset as the last sweep of all its stages resolved it; None if there was none that still reads."""
+    for text in reversed(ledger.sweeps()):
+        try:
+            preset = Preset.model_validate_json(text)
+        except ValidationError:
+            continue  # recorded by another version of the code
+        if preset.name == name and preset.stages == STAGES:
+            return preset
+    return None
 
 
 def _known_preset(name: str, tags: set[str]) -> Preset | None:

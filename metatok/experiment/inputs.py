@@ -46,7 +46,6 @@ def eval_set(cell: Finetune, eval_length: int) -> TaskDatasetConfig:
         split="test",
         min_tokens=eval_length // 2,
         max_tokens=eval_length,
-        phases="any",
         n_examples=cell.n_test,
     )
 

@@ -314,7 +314,7 @@ def smoke() -> Preset:
         size=ModelSize(n_layer=2, n_head=2, n_embd=64, context_length=128),
         pretrain=PretrainSettings(
             batch_size=16,
-            steps=200,
+            steps=300,
             validation_sequences=64,
             optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=20),
         ),
@@ -334,10 +334,10 @@ def smoke() -> Preset:
             eval_lengths=(64, 128, 256),
             n_train=20_000,
             n_test=200,
-            batch_size=64,
-            steps=(150, 100),
-            steps_by_task={"list_recall": (1000, 300)},
-            optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=30),
+            batch_size=32,
+            steps=(300, 200),
+            steps_by_task={"list_recall": (2000, 300)},
+            optim=OptimConfig(learning_rate=4e-3, min_learning_rate=4e-4, warmup_steps=50),
         ),
         analysis=AnalysisSettings(
             noise_scales=(0.1, 1.0),

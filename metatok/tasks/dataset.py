@@ -39,9 +39,9 @@ class TaskDatasetConfig(BaseModel):
     """Which examples.
 
     The prompt has more than min_tokens, prompt and completion with its end-of-text token at most max_tokens.
-    Phases, each with an equal share of the examples: "train_length", those a train length of `max_tokens`
-    draws from (Curriculum.phases_for); "any", which is how evaluation lengths are binned, every phase that
-    has examples of that length, up to twice the reach.
+    Phases, each with an equal share of the examples: those that a length of `max_tokens` reaches
+    (Curriculum.phases_for) and that have examples of this length; where none has, as for parity's short
+    prompts, the next phase.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +53,6 @@ class TaskDatasetConfig(BaseModel):
     split: Split = "train"
     min_tokens: int = Field(default=0, ge=0)
     max_tokens: int = Field(ge=1)
-    phases: Literal["train_length", "any"] = "train_length"
     n_examples: int = Field(ge=1)
     seed: int = 0
 
@@ -227,9 +226,11 @@ def _fitting_phases(task: Task, config: TaskDatasetConfig, tokenizer: Tokenizer)
     """The phases whose examples fit the length range, and the share that does, from a pilot."""
     shares: dict[int, float] = {}
     lengths: list[int] = []
-    reach = config.max_tokens * (2 if config.phases == "any" else 1)
-    phases = config.curriculum.phases_for(reach)
+    reached = config.curriculum.phases_for(config.max_tokens)
+    phases = (*reached, reached[-1] + 1)
     for phase in phases:
+        if phase not in reached and shares:
+            break
         pilot = [_encode(task.example(phase, config.seed, i), tokenizer) for i in range(_PILOT)]
         share = sum(encoded.fits(config) for encoded in pilot) / _PILOT
         lengths += [len(encoded.tokens) for encoded in pilot]

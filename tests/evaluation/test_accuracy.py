@@ -33,7 +33,6 @@ def trained(
         curriculum=Curriculum.tiny(),
         split="test",
         max_tokens=128,
-        phases="any",
         n_examples=60,
     )
     dataset = build_dataset(config, tokenizer, tmp_path_factory.mktemp(task) / "d")

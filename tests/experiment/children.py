@@ -8,6 +8,7 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any
 
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (here once, not in every child)
 import torch
 
 from metatok.experiment import Cell, Home, Ledger

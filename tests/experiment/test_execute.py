@@ -222,7 +222,9 @@ def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_numbers(
         assert child.exitcode == -9
     assert record_of(ledger, base).status == "FINISHED"
     assert record_of(ledger, tuned, "RUNNING").status == "RUNNING"
-    assert tiny.run(cells, ledger, home) == ["already_finished", "finished"]
+    news: list[Progress] = []
+    assert tiny.run(cells, ledger, home, news.append) == ["already_finished", "finished"]
+    assert [p.step for p in news if p.metrics and p.status == "running"] == [10, 12]  # from the checkpoint
 
     undisturbed = Undisturbed(fresh_home)
     for cell in cells:

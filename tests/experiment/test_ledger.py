@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from mlflow.entities import Metric
 
 from metatok.errors import ConfigError
 from metatok.experiment import Home, Ledger, Pretrain, get_preset
@@ -164,6 +165,22 @@ def test_a_killed_owners_run_is_taken_over_with_no_point_twice_and_none_missing(
     assert points(ledger, run.run_id, "loss") == [(step, 1 / step) for step in range(1, 11)]
     assert points(ledger, run.run_id, "learning_rate") == [(step, float(step)) for step in range(1, 11)]
     assert len(runs_of(ledger, cell)) == 1
+
+
+def test_points_that_a_dead_process_could_not_send_are_sent_by_the_next(
+    ledger: Ledger, home: Home, new_cell: NewCell
+) -> None:
+    cell = new_cell()
+    first = claimed(ledger, cell)
+    first.log(2, {"loss": 2.0})
+    first.flush()
+    first._spool_all([Metric("loss", 4.0, 1, 4)])  # the store was away at step 4
+    second = claimed(ledger, cell)
+    for step in (4, 6):
+        second.log(step, {"loss": float(step)})
+    second.finish({"validation_loss": 1.0})
+    assert points(ledger, second.run_id, "loss") == [(2, 2.0), (4, 4.0), (6, 6.0)]
+    assert not list(home.spool.glob(f"{second.run_id}*"))
 
 
 def test_a_living_owner_is_waited_for(
