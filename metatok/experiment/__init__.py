@@ -12,7 +12,8 @@ from metatok.experiment.cells import (
 )
 from metatok.experiment.home import Home
 from metatok.experiment.ledger import Ledger, RunRecord
-from metatok.experiment.presets import PRESETS, Preset, get_preset
+from metatok.experiment.preset import Preset
+from metatok.experiment.presets import PRESETS, get_preset
 
 __all__ = [
     "PRESETS",

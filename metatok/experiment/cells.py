@@ -53,10 +53,10 @@ class Cell(BaseModel):
         return (*(cell for parent in self.parents for cell in parent.lineage), self)
 
     @property
-    def root(self) -> Pretrain:
-        """The pre-training that everything here goes back to."""
+    def root(self) -> Pretrain | Published:
+        """The pre-training, ours or another's, that everything here goes back to."""
         root = self.lineage[0]
-        assert isinstance(root, Pretrain)
+        assert isinstance(root, Pretrain | Published)
         return root
 
     def own_fields(self) -> dict[str, Any]:
@@ -134,6 +134,32 @@ class Pretrain(Cell):
         return self.model
 
 
+class Published(Cell):
+    """Fetch the weights of a model that others pre-trained, to fine-tune: the paper's baseline GPT-Neo-125M.
+
+    corpus: where tasks that need text find it. There is one set of weights, so no seed: seeds tell its
+    fine-tunes apart.
+    """
+
+    kind: Literal["published"] = "published"
+    name: Literal["gpt_neo_125m"] = "gpt_neo_125m"
+    corpus: CorpusConfig = CorpusConfig()
+
+    # What a root has. GPT-Neo uses gpt2's ids, and its pre-training knew no meta tokens.
+    tokenizer: ClassVar[TokenizerConfig] = TokenizerConfig()
+    meta_fraction: ClassVar[float] = 0.0
+    seed: ClassVar[int] = 0
+
+    @property
+    def model(self) -> GPTConfig:
+        """Its shape, as near as GPTConfig describes it (metatok.model.gpt_neo)."""
+        return GPTConfig.variant("gpt2_ape", context_length=2048, bias=True)
+
+    @property
+    def result_model(self) -> GPTConfig:
+        return self.model
+
+
 class Extend(Cell):
     """Extend a RoPE model's context by YaRN and train on at the new length (paper section 4.1, Table 5)."""
 
@@ -166,7 +192,7 @@ class Finetune(Cell):
     """
 
     kind: Literal["finetune"] = "finetune"
-    base: Annotated[Pretrain | Extend | Finetune, Field(discriminator="kind")]
+    base: Annotated[Pretrain | Published | Extend | Finetune, Field(discriminator="kind")]
     task: str
     curriculum: Curriculum = Curriculum()
     train_length: int = Field(ge=1)
@@ -295,10 +321,19 @@ class Efficiency(Cell):
 
 
 AnyCell = Annotated[
-    Pretrain | Extend | Finetune | Ablate | RateDistortion | Probe | Efficiency,
+    Pretrain | Published | Extend | Finetune | Ablate | RateDistortion | Probe | Efficiency,
     Field(discriminator="kind"),
 ]
-KINDS: tuple[type[Cell], ...] = (Pretrain, Extend, Finetune, Ablate, RateDistortion, Probe, Efficiency)
+KINDS: tuple[type[Cell], ...] = (
+    Pretrain,
+    Published,
+    Extend,
+    Finetune,
+    Ablate,
+    RateDistortion,
+    Probe,
+    Efficiency,
+)
 
 _adapter: TypeAdapter[AnyCell] = TypeAdapter(AnyCell)
 
@@ -311,6 +346,8 @@ def cell_from_json(text: str | bytes) -> AnyCell:
 def model_name(cell: Cell) -> str:
     """The variant's name as tables use it: meta_rope, meta_rope_yarn_4k, ..."""
     root = cell.root
+    if isinstance(root, Published):
+        return root.name
     prefix = {"meta": "meta", "causal": "wide", "none": "pause" if root.meta_fraction else "gpt2"}
     name = f"{prefix[root.model.extra_attention]}_{root.model.position}"
     extension = next((c for c in cell.lineage if isinstance(c, Extend)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from metatok.experiment.cells import Cell, Extend, Finetune, Pretrain
+from metatok.experiment.cells import Cell, Extend, Finetune, Pretrain, Published
 from metatok.experiment.home import Home
 from metatok.experiment.inputs import Inputs
 from metatok.experiment.settings import RunSettings
@@ -13,7 +13,7 @@ from metatok.model import GPT, GPTConfig
 from metatok.training import CheckpointStore, LoopSettings
 
 Metrics = dict[str, float]
-ModelCell = Pretrain | Extend | Finetune
+ModelCell = Pretrain | Published | Extend | Finetune
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Context:
                 f"{cell.kind} {cell.id} has no intact checkpoint under {store.uri}; "
                 "delete its run in the ledger to have it done again"
             )
-        model = GPT(config or cell.result_model).to(self.device)
+        model = _unfilled(cell, config).to(self.device)
         model.load_state_dict(checkpoint.weights)
         return model
 
@@ -69,3 +69,12 @@ class Context:
             self._frozen.clear()
             self._frozen[cell.fingerprint] = self.load_model(cell).eval().requires_grad_(False)
         return self._frozen[cell.fingerprint]
+
+
+def _unfilled(cell: ModelCell, config: GPTConfig | None) -> GPT:
+    """A model for the weights of `cell`."""
+    if isinstance(cell.root, Published):
+        from metatok.model.gpt_neo import GPTNeo  # transformers is needed for this model alone
+
+        return GPTNeo()
+    return GPT(config or cell.result_model)

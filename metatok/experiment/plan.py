@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from metatok.errors import ConfigError
 from metatok.experiment.cells import (
     Ablate,
     Cell,
@@ -16,12 +17,13 @@ from metatok.experiment.cells import (
     Finetune,
     Pretrain,
     Probe,
+    Published,
     RateDistortion,
 )
 from metatok.model import GPT, GPTConfig
 
 STAGES = ("pretrain", "extend", "finetune", "ablate", "beta", "probe", "efficiency")
-_STAGE_OF_KIND = {"rate_distortion": "beta"}
+_STAGE_OF_KIND = {"published": "pretrain", "rate_distortion": "beta"}
 
 A100_BF16_FLOPS = 312e12
 ASSUMED_MFU = 0.4
@@ -39,6 +41,27 @@ def with_ancestors(cells: Iterable[Cell]) -> list[Cell]:
         for member in cell.lineage:
             ordered.setdefault(member.fingerprint, member)
     return list(ordered.values())
+
+
+def unreachable(missing: Sequence[Cell]) -> tuple[frozenset[str], str]:
+    """Of the cells still to do, those whose published weights are not to be had here: fingerprints and why.
+
+    Takes seconds where the hub does not answer; no time where no cell fetches anything.
+    """
+    if not any(isinstance(cell, Published) for cell in missing):
+        return frozenset(), ""
+    try:
+        from metatok.model.gpt_neo import check_published
+
+        check_published()
+    except ImportError as error:
+        why = f"model gpt_neo_125m: {error}; pip install 'metatok[hf]'"
+    except ConfigError as error:
+        why = str(error)
+    else:
+        return frozenset(), ""
+    left_out = frozenset(cell.fingerprint for cell in missing if isinstance(cell.root, Published))
+    return left_out, f"{len(left_out)} cells are left out. {why}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +96,8 @@ def trials(cells: Sequence[Cell], share_trainer: bool) -> list[Trial]:
 def _group(cell: Cell, share_trainer: bool) -> tuple[str, str]:
     if isinstance(cell, Pretrain | Extend):
         return "train", "" if share_trainer else cell.root.fingerprint
+    if isinstance(cell, Published):
+        return cell.kind, cell.fingerprint
     if isinstance(cell, Finetune):
         first = next(c for c in cell.lineage if isinstance(c, Finetune))
         return cell.kind, first.fingerprint
@@ -102,6 +127,8 @@ def cost(cell: Cell) -> Cost:
         length = cell.result_model.context_length
         tokens = cell.steps * cell.batch_size * length
         return _training(cell.result_model, tokens, length, cell.root.meta_fraction)
+    if isinstance(cell, Published):
+        return Cost(disk=_training(cell.model, 0, 1, 0.0).disk)
     if isinstance(cell, Finetune):
         tokens = cell.steps * cell.batch_size * cell.train_length
         return _training(cell.result_model, tokens, cell.train_length, 0.0) + _scoring(cell)

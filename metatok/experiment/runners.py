@@ -26,6 +26,7 @@ from metatok.experiment.cells import (
     Finetune,
     Pretrain,
     Probe,
+    Published,
     RateDistortion,
 )
 from metatok.experiment.context import Context, Metrics
@@ -66,6 +67,7 @@ def _train(
                 content["step"],
                 content["weights"],
                 content["optimizer"],
+                meta=_meta(model),
                 keep=context.settings.keep_checkpoints,
             )
 
@@ -84,8 +86,13 @@ def _train(
     )
     if rank == 0:
         context.before_checkpoint()
-        store.save(cell.steps, model.state_dict(), keep=1)
+        store.save(cell.steps, model.state_dict(), meta=_meta(model), keep=1)
     return f"{store.uri}/step-{cell.steps}"
+
+
+def _meta(model: GPT) -> dict[str, Any]:
+    """What an export needs besides the weights."""
+    return {"architecture": type(model).__name__, "config": model.cfg.model_dump(mode="json")}
 
 
 def _pretrain_or_extend(cell: Pretrain | Extend, context: Context) -> Outcome:
@@ -104,6 +111,14 @@ def _pretrain_or_extend(cell: Pretrain | Extend, context: Context) -> Outcome:
     loss, n = validation_loss(model, validation, cell.validation_sequences, settings, cell.precision)
     metrics = {"validation_loss": loss, "n_validation_tokens": n, "parameters": model.num_parameters()}
     return Outcome(metrics, checkpoint=checkpoint)
+
+
+def _published(cell: Published, context: Context) -> Outcome:
+    from metatok.model.gpt_neo import load_published  # transformers is needed for this model alone
+
+    model = load_published()
+    checkpoint = context.store(cell).save(0, model.state_dict())
+    return Outcome({"parameters": model.num_parameters()}, checkpoint=checkpoint)
 
 
 def _finetune(cell: Finetune, context: Context) -> Outcome:
@@ -306,6 +321,7 @@ def _training_step(cell: Efficiency, context: Context, prompt: torch.Tensor) -> 
 
 _RUNNERS: dict[type[Cell], Callable[[Any, Context], Outcome]] = {
     Pretrain: _pretrain_or_extend,
+    Published: _published,
     Extend: _pretrain_or_extend,
     Finetune: _finetune,
     Ablate: _ablate,

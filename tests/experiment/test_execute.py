@@ -86,7 +86,7 @@ def test_every_kind_runs_and_records_its_numbers(ledger: Ledger, home: Home, new
         site="meta",
         task="parity",
         curriculum=tuned.curriculum,
-        **bottleneck,  # type: ignore[arg-type]
+        **bottleneck,
     )
     speed = Efficiency(base=base, prompt_tokens=16, new_tokens=2, repeats=2)
     cells: list[Cell] = [base, extended, tuned, ablated, point, *looks, speed]

@@ -174,7 +174,7 @@ def test_points_that_a_dead_process_could_not_send_are_sent_by_the_next(
     first = claimed(ledger, cell)
     first.log(2, {"loss": 2.0})
     first.flush()
-    first._spool_all([Metric("loss", 4.0, 1, 4)])  # the store was away at step 4
+    first._spool_all([Metric("loss", 4.0, int(1000 * time.time()), 4)])  # the store was away at step 4
     second = claimed(ledger, cell)
     for step in (4, 6):
         second.log(step, {"loss": float(step)})
@@ -201,11 +201,14 @@ def test_a_living_owner_is_waited_for(
     with caplog.at_level(logging.WARNING):
         waiter = threading.Thread(target=wait_for_it)
         waiter.start()
-        waiter.join(1.5)
+        deadline = time.monotonic() + 60
+        while "waiting" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.05)
+        waiter.join(0.5)  # several looks later
         assert waiter.is_alive()
         assert answers == []
         finish.set()
-        waiter.join(30)
+        waiter.join(60)
     assert answers == [None]
     assert caplog.text.count(f"is being run by {socket.gethostname()}:{child.pid}") == 1
     child.join(60)
@@ -264,7 +267,7 @@ def test_of_many_that_claim_at_once_exactly_one_runs(
     start = processes.Barrier(n)
     ends = [mp.Pipe(duplex=False) for _ in range(n)]
     racers = [started(processes, children.claim_in_a_race, ledger, cell, start, send) for _, send in ends]
-    won = [receive.recv() if receive.poll(60) else None for receive, _ in ends]
+    won: list[bool] = [receive.recv() for receive, _ in ends if receive.poll(60)]
     for racer in racers:
         racer.join(60)
     assert sorted(won) == [False] * (n - 1) + [True]

@@ -22,6 +22,7 @@ from metatok.experiment import (
 )
 from metatok.experiment.plan import STAGES, stage_of, with_ancestors
 from metatok.experiment.settings import RunSettings
+from metatok.model import Intervention
 
 
 def overridden(**fields: Any) -> Preset:
@@ -98,7 +99,7 @@ def test_each_train_length_continues_from_the_one_before() -> None:
 
 
 def test_ablations_are_those_of_the_papers_tables() -> None:
-    settings = {
+    settings: dict[tuple[str, int, str], set[Intervention]] = {
         (cell.base.task, cell.base.train_length, cell.labels["model"]): set()
         for cell in of(Ablate, get_preset("paper"))
     }

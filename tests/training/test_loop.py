@@ -1,6 +1,5 @@
 """The training loop against a plain torch one, and interrupted training against undisturbed."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -249,9 +248,14 @@ def test_a_finished_training_resumes_to_nothing() -> None:
 
 
 def test_pretraining_takes_the_samples_in_order_of_the_step() -> None:
-    data, seen = corpus(), []
-    original = data.batch
-    data.batch = lambda indices: seen.append(indices.tolist()) or original(indices)  # type: ignore[method-assign]
+    data, original = corpus(), corpus()
+    seen: list[list[int]] = []
+
+    def batch(indices: np.ndarray) -> Batch:
+        seen.append(indices.tolist())
+        return original.batch(indices)
+
+    data.batch = batch  # type: ignore[method-assign]
     settings = LoopSettings(log_every=1, checkpoint_every=1)
     pretrain(build(), data, batch_size=3, steps=2, optim=OPTIM, settings=settings)
     assert seen == [[0, 1, 2], [3, 4, 5]]
@@ -275,7 +279,10 @@ def test_bf16_training_is_near_the_full_precision_one() -> None:
     settings = LoopSettings(log_every=1, checkpoint_every=1)
     losses: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for precision, seen in losses.items():
-        record: Callable[[int, dict[str, float]], None] = lambda s, m, seen=seen: seen.append(m["loss"])  # noqa: E731
+
+        def record(step: int, metrics: dict[str, float], seen: list[float] = seen) -> None:
+            seen.append(metrics["loss"])
+
         model = build()
         train(
             model, uneven_batch, steps=3, optim=OPTIM, settings=settings, precision=precision, on_log=record
