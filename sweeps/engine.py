@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 # A trainer waits for running trials to leave its resources, however long they take.
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(7 * 24 * 3600))
+# Workers wait in each report until the controller has polled it; its default is every 2 s.
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
 
 import ray
 import torch
@@ -31,7 +33,7 @@ from metatok.data.corpus import open_corpus
 from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home, Ledger, Preset
 from metatok.experiment.context import Context
-from metatok.experiment.execute import Progress, run_cells
+from metatok.experiment.execute import OnProgress, Progress, agreed, run_cells
 from metatok.experiment.inputs import InputConfig, Inputs, ShardsConfig, distinct_inputs
 from metatok.experiment.plan import stage_of, with_ancestors
 from metatok.experiment.run import process_tags
@@ -39,7 +41,7 @@ from metatok.experiment.settings import RunSettings
 from sweeps.graph import Graph
 from sweeps.progress import ProgressView, print_plan, print_summary
 
-REPORT_SECONDS = 2.0
+REPORT_SECONDS = 5.0
 # Results are read from the ledger; Tune's own files of them are not written, and their absence is no news.
 logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
 
@@ -187,15 +189,20 @@ def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:
         _run_distributed(chosen, job)
         return
     context = Context(job["home"], job["settings"], device="cuda" if torch.cuda.is_available() else "cpu")
+    run_cells(chosen, job["ledger"], context, job["tags"] | process_tags(), _throttled(tune.report))
+
+
+def _throttled(report: Callable[[dict[str, Any]], None]) -> OnProgress:
+    """Every end of a cell, and of the steps between one each REPORT_SECONDS; the same ones on every rank."""
     last = 0.0
 
     def tell(progress: Progress) -> None:
         nonlocal last
-        if progress.status != "running" or time.monotonic() - last > REPORT_SECONDS:
+        if progress.status != "running" or agreed(time.monotonic() - last > REPORT_SECONDS):
             last = time.monotonic()
-            tune.report(_as_result(progress))
+            report(_as_result(progress))
 
-    run_cells(chosen, job["ledger"], context, job["tags"] | process_tags(), tell)
+    return tell
 
 
 def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
@@ -210,7 +217,6 @@ def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
         run_config=train.RunConfig(
             name=f"train-{time.time_ns()}",
             storage_path=str(job["home"].ray),
-            failure_config=train.FailureConfig(max_failures=settings.max_retries),
             callbacks=[TuneReportCallback()],
             logging_config=train.LoggingConfig(log_level="WARNING"),
         ),
@@ -219,7 +225,7 @@ def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
 
 
 def _train_worker(config: dict[str, Any]) -> None:
-    """One rank. Every rank reports every piece of news, since a report is a barrier."""
+    """One rank. All ranks report alike, since a report is a barrier."""
     logging.getLogger().setLevel(logging.WARNING)  # Ray Train logs each report at INFO
     job = config["job"]
     context = Context(job["home"], job["settings"], device=str(train.torch.get_device()))
@@ -228,7 +234,7 @@ def _train_worker(config: dict[str, Any]) -> None:
         job["ledger"],
         context,
         job["tags"] | process_tags(),
-        lambda progress: train.report(_as_result(progress)),
+        _throttled(train.report),
     )
 
 

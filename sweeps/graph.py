@@ -51,22 +51,19 @@ class Graph(Searcher):
         return None
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        trial = self.running.pop(trial_id)
-        statuses = self.ledger.statuses(cell.fingerprint for cell in trial.cells)
-        unfinished = set()
-        for cell in trial.cells:
-            key = cell.fingerprint
-            if statuses.get(key) == "FINISHED":
-                self.finished.add(key)
-                continue
-            unfinished.add(key)
-            waited = any(parent.fingerprint in unfinished for parent in cell.parents)
-            self.attempts[key] += not waited  # its turn has come only if its base was there
-            if self.attempts[key] > self.max_retries:
-                self.failed.add(key)
-            else:
-                self.pending[key] = cell
-        self.pending = {cell.fingerprint: cell for cell in self.cells if cell.fingerprint in self.pending}
+        cells = self.running.pop(trial_id).cells
+        statuses = self.ledger.statuses(cell.fingerprint for cell in cells)
+        unfinished = [cell for cell in cells if statuses.get(cell.fingerprint) != "FINISHED"]
+        self.finished |= {cell.fingerprint for cell in cells} - {cell.fingerprint for cell in unfinished}
+        # What failed has had its turn; if nothing did, the process died in the first cell that is not done.
+        blamed = [cell for cell in unfinished if statuses.get(cell.fingerprint) == "FAILED"] or unfinished[:1]
+        for cell in blamed:
+            self.attempts[cell.fingerprint] += 1
+        for cell in unfinished:
+            if self.attempts[cell.fingerprint] > self.max_retries:
+                self.failed.add(cell.fingerprint)
+        again = self.pending.keys() | {cell.fingerprint for cell in unfinished} - self.failed
+        self.pending = {cell.fingerprint: cell for cell in self.cells if cell.fingerprint in again}
 
     def _skip_hopeless(self) -> None:
         for key, cell in list(self.pending.items()):  # bases first, so one pass settles chains

@@ -43,7 +43,8 @@ def run_cells(
     """Run cells in order, those already finished left out. Returns fingerprint -> how it went.
 
     A cell that raises is recorded as FAILED with its traceback; those of `cells` that build on it are
-    skipped, the rest goes on. Under torch.distributed all ranks call this, and rank 0 alone writes.
+    skipped, the rest goes on. Under torch.distributed all ranks call this, and rank 0 alone writes; there a
+    cell that raises ends the group.
     """
     outcome: dict[str, Status] = {}
     for cell in cells:
@@ -59,7 +60,7 @@ def _run_one(
     cell: Cell, ledger: Ledger, context: Context, tags: dict[str, str], on_progress: OnProgress
 ) -> Status:
     run = ledger.claim(cell, tags) if world()[0] == 0 else None
-    if not _agreed(run is not None):
+    if not agreed(run is not None):
         on_progress(Progress(cell, "already_finished"))
         return "already_finished"
     on_progress(Progress(cell, "running"))
@@ -81,6 +82,8 @@ def _run_one(
     except Exception as error:
         if run is not None:
             run.fail(traceback.format_exc())
+        if world()[1] > 1:
+            raise  # the other ranks may wait in a collective for this one: the group has to end
         on_progress(Progress(cell, "failed", error=f"{type(error).__name__}: {error}"))
         return "failed"
     except BaseException:  # as Ctrl-C
@@ -99,7 +102,7 @@ def _record(run: CellRun, result: Outcome) -> None:
     run.finish(result.metrics)
 
 
-def _agreed(mine: bool) -> bool:
+def agreed(mine: bool) -> bool:
     """Rank 0's answer, on every rank."""
     if world()[1] == 1:
         return mine

@@ -170,9 +170,10 @@ class Preset(_Part):
                 extended = self._extension(bases[self.extend.model], scale)
                 yield extended
                 yield from self._long_finetunes(extended)
-        for base in (*bases.values(), *published):
+        roots: list[Pretrain | Published] = [*bases.values(), *published]
+        for root in roots:
             for task in self.tasks:
-                finetunes += self._finetunes(base, task, seed)
+                finetunes += self._finetunes(root, task, seed)
         yield from finetunes
         for base in bases.values():
             if base.meta_fraction:

@@ -40,8 +40,10 @@ class GPTNeo(GPT):
     There are no interventions, no traces and no KV cache: each is a ValueError.
     """
 
-    def __init__(self, config: GPTNeoConfig = GPT_NEO_125M) -> None:
+    def __init__(self, config: GPTNeoConfig | None = None) -> None:
+        """config: GPT_NEO_125M if None. The weights are random, to be loaded over."""
         nn.Module.__init__(self)  # not GPT's, which would build its own layers
+        config = config or GPT_NEO_125M
         self.cfg = GPTConfig.variant(
             "gpt2_ape",
             vocab_size=config.vocab_size + 1,
@@ -125,7 +127,8 @@ def load_published() -> GPTNeo:
 
 def check_published(timeout: float = 4.0) -> None:
     """Raises ConfigError within `timeout` seconds where GPT-Neo's weights are not to be had."""
-    if isinstance(huggingface_hub.try_to_load_from_cache(REPOSITORY, "model.safetensors", revision=REVISION), str):
+    cached = huggingface_hub.try_to_load_from_cache(REPOSITORY, "model.safetensors", revision=REVISION)
+    if isinstance(cached, str):
         return
     problems = [f"no answer in {timeout:g} s"]
 

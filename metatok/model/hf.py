@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +183,9 @@ def to_transformers(model: GPT, eot_id: int | None = None) -> MetatokForCausalLM
 def to_transformers_tokenizer(tokenizer: Tokenizer, max_length: int | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer with the same ids, as transformers has it.
 
-    As usual there, " _PAUSE_" and "<|endoftext|>" in a text become the special tokens: " _PAUSE_".join(segments)
-    gives Tokenizer.encode_segments(segments). With split_special_tokens=True the ids are Tokenizer.encode's.
-    max_length: the model's context, for truncation.
+    As usual there, " _PAUSE_" and "<|endoftext|>" in a text become the special tokens, so that
+    " _PAUSE_".join(segments) gives Tokenizer.encode_segments(segments). With split_special_tokens=True the
+    ids are Tokenizer.encode's. max_length: the model's context, for truncation.
     """
     by_id = [tokenizer.encoding.decode_single_token_bytes(i) for i in range(tokenizer.eot_id)]
     letters = bytes_to_unicode()
@@ -222,7 +223,7 @@ def _merges(by_id: list[bytes]) -> list[tuple[bytes, bytes]]:
     for token in by_id:
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
-            ranks = [rank.get(a + b, len(by_id)) for a, b in zip(parts, parts[1:], strict=False)]
+            ranks = [rank.get(a + b, len(by_id)) for a, b in pairwise(parts)]
             i = ranks.index(min(ranks))
             if ranks[i] == len(by_id):
                 break
@@ -313,7 +314,8 @@ def _config_of_gpt2(theirs: Any) -> GPTConfig:
         raise ConfigError(f"n_inner={theirs.n_inner}: only 4 * n_embd = {4 * theirs.n_embd} can be imported")
     if theirs.activation_function not in _ACTIVATIONS:
         raise ConfigError(
-            f"activation_function='{theirs.activation_function}': only {', '.join(_ACTIVATIONS)} can be imported"
+            f"activation_function='{theirs.activation_function}': only {', '.join(_ACTIVATIONS)} "
+            "can be imported"
         )
     return GPTConfig.variant(
         "gpt2_ape",
@@ -337,7 +339,9 @@ def load_checkpoint(folder: str | Path) -> GPT:
     try:
         meta = json.loads((folder / "manifest.json").read_text())["meta"]
         if meta["architecture"] != "GPT":
-            raise ConfigError(f"checkpoint={str(folder)!r}: is a {meta['architecture']}; only a GPT is exported")
+            raise ConfigError(
+                f"checkpoint={str(folder)!r}: holds a {meta['architecture']}; only a GPT is exported"
+            )
         model = GPT(GPTConfig.model_validate(meta["config"]))
         model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
     except ConfigError:

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # The whole grid of the smoke preset, hardly trained.
-SMALLEST = (
-    "--pretrain.steps 4 --extend.steps 2 --finetune.steps 6 --finetune.steps-by-task.list-recall 6 "
-    "--extend.finetune-steps 6 --finetune.n-train 256 --finetune.n-test 10 --extend.n-test 5 --analysis.betas 0.1 1.0 "
-    "--analysis.noise-scales 0.5 --analysis.bottleneck-examples 5 --analysis.probe-examples 5 "
-    "--analysis.repeats 2 --run.log-every 2 --run.checkpoint-every 2"
-).split()
+SMALLEST = """
+    --pretrain.steps 4 --extend.steps 2 --extend.finetune-steps 6 --extend.n-test 5
+    --finetune.steps 6 --finetune.steps-by-task.list-recall 6 --finetune.n-train 256 --finetune.n-test 10
+    --analysis.betas 0.1 1.0 --analysis.noise-scales 0.5 --analysis.bottleneck-examples 5
+    --analysis.probe-examples 5 --analysis.repeats 2 --run.log-every 2 --run.checkpoint-every 2
+""".split()
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:

@@ -1,0 +1,97 @@
+"""The order of work, from what the ledger says became of each trial."""
+
+import itertools
+from typing import Any
+
+import pytest
+from ray.tune.search import Searcher
+
+from metatok.experiment import Cell, Home, Ledger, get_preset
+from metatok.experiment.plan import with_ancestors
+from sweeps.graph import Graph
+
+SEEDS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return Ledger.open(Home.open(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def cells() -> list[Cell]:
+    """meta_ape, its two chained parity fine-tunes, their ablations; of a seed that no other test has."""
+    fields = {"models": ("meta_ape",), "tasks": ("parity",), "stages": ("ablate",), "seeds": (next(SEEDS),)}
+    return with_ancestors(get_preset("smoke").model_copy(update=fields).cells())
+
+
+def settle(ledger: Ledger, cell: Cell, finished: bool = True) -> None:
+    run = ledger.claim(cell, {})
+    assert run is not None
+    if finished:
+        run.finish({"x": 1.0})
+    else:
+        run.fail("Traceback\nValueError: no")
+
+
+def chosen(graph: Graph, suggestion: Any) -> list[Cell]:
+    return [graph.cells[int(i)] for i in suggestion["cells"].split(",")]
+
+
+def test_a_trial_starts_when_its_bases_are_finished(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=0)
+    order = []
+    waiting = {}
+    for number in range(100):
+        suggestion = graph.suggest(f"t{number}")
+        if suggestion == Searcher.FINISHED:
+            break
+        if suggestion is None:  # something must be running
+            trial_id, trial = waiting.popitem()
+            for cell in trial:
+                settle(ledger, cell)
+            graph.on_trial_complete(trial_id)
+            continue
+        waiting[f"t{number}"] = chosen(graph, suggestion)
+        for cell in waiting[f"t{number}"]:
+            known = {c.fingerprint for c in order}
+            assert all(parent.fingerprint in known for parent in cell.parents)
+            order.append(cell)
+    assert [cell.kind for cell in order[:3]] == ["pretrain", "finetune", "finetune"]
+    assert len(order) == len(cells)
+    assert graph.finished == {cell.fingerprint for cell in cells}
+
+
+def test_a_failed_cell_is_retried_then_its_dependents_are_skipped(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=1)
+    settle(ledger, chosen(graph, graph.suggest("base"))[0])
+    graph.on_trial_complete("base")
+    for attempt in ("first", "second"):
+        trial = chosen(graph, graph.suggest(attempt))
+        assert [cell.kind for cell in trial] == ["finetune", "finetune"]
+        settle(ledger, trial[0], finished=False)
+        graph.on_trial_complete(attempt)
+    assert graph.suggest("third") == Searcher.FINISHED
+    assert graph.failed == {cells[1].fingerprint}
+    assert graph.skipped == {cell.fingerprint for cell in cells[2:]}
+
+
+def test_a_process_that_dies_is_blamed_on_the_cell_it_was_in(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=0)
+    settle(ledger, chosen(graph, graph.suggest("base"))[0])
+    graph.on_trial_complete("base")
+    trial = chosen(graph, graph.suggest("dies"))
+    settle(ledger, trial[0])
+    graph.on_trial_complete("dies", error=True)
+    assert trial[0].fingerprint in graph.finished
+    assert graph.failed == {trial[1].fingerprint}
+    ready = chosen(graph, graph.suggest("next"))  # the finished fine-tune's ablations
+    assert {cell.parents[0].fingerprint for cell in ready} == {trial[0].fingerprint}
+
+
+def test_a_cell_that_another_sweep_finished_counts(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=0)
+    assert chosen(graph, graph.suggest("base")) == [cells[0]]
+    settle(Ledger.open(Home(ledger.spool.parent)), cells[0])
+    graph.on_trial_complete("base")
+    assert graph.finished == {cells[0].fingerprint}
