@@ -29,7 +29,7 @@ def smoke() -> Preset:
         size=ModelSize(n_layer=2, n_head=2, n_embd=64, context_length=128),
         pretrain=PretrainSettings(
             batch_size=16,
-            steps=300,
+            steps=700,
             validation_sequences=64,
             optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=20),
         ),
@@ -51,7 +51,7 @@ def smoke() -> Preset:
             n_test=200,
             batch_size=32,
             steps=(200, 100),
-            steps_by_task={"list_recall": (2400, 300)},
+            steps_by_task={"list_recall": (2200, 300)},
             optim=OptimConfig(learning_rate=4e-3, min_learning_rate=4e-4, warmup_steps=50),
         ),
         analysis=AnalysisSettings(

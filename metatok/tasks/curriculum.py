@@ -129,8 +129,8 @@ TABLE_6 = (
 
 TINY = (
     Phase(
-        name="easy", lists=(2, 3), items=((2, 4),),
-        copy_before=(2, 8), copy_length=(3, 8), copy_distance=(2, 8), tokens=(25, 60), reach=64,
+        name="easy", lists=(3, 4), items=((3, 6),),
+        copy_before=(2, 8), copy_length=(3, 8), copy_distance=(2, 8), tokens=(32, 64), reach=64,
     ),
     Phase(
         name="medium", lists=(5, 7), items=((5, 9),),

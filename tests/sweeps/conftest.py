@@ -17,7 +17,7 @@ SMALLEST = """
     --finetune.steps 6 --finetune.steps-by-task.list-recall 6 --finetune.n-train 256 --finetune.n-test 10
     --analysis.betas 0.1 1.0 --analysis.noise-scales 0.5 --analysis.bottleneck-examples 5
     --analysis.probe-examples 5 --analysis.repeats 2 --run.log-every 2 --run.checkpoint-every 2
-""".split()
+""".split()  # noqa: SIM905 (a command line reads better as one)
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
