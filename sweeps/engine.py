@@ -35,7 +35,7 @@ from metatok.experiment import Cell, Home, Ledger, Preset
 from metatok.experiment.context import Context
 from metatok.experiment.execute import OnProgress, Progress, agreed, run_cells
 from metatok.experiment.inputs import InputConfig, Inputs, ShardsConfig, distinct_inputs
-from metatok.experiment.plan import stage_of, with_ancestors
+from metatok.experiment.plan import stage_of, unreachable, with_ancestors
 from metatok.experiment.run import process_tags
 from metatok.experiment.settings import RunSettings
 from sweeps.graph import Graph
@@ -54,6 +54,11 @@ def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     cells = with_ancestors(preset.cells())
     ledger = Ledger.open(home)
     missing = ledger.missing(cells)
+    left_out, why = unreachable(missing)
+    if left_out:
+        print(why, flush=True)
+        cells = [cell for cell in cells if cell.fingerprint not in left_out]
+        missing = [cell for cell in missing if cell.fingerprint not in left_out]
     print_plan(preset, home, cells, missing)
     if dry_run:
         return 0

@@ -86,6 +86,8 @@ def laptop() -> Preset:
         update={
             "name": "laptop",
             "seeds": (0, 1, 2),
+            "pretrain": small.pretrain.model_copy(update={"steps": 3000}),
+            "extend": small.extend.model_copy(update={"finetune_steps": (500,), "n_test": 500}),
             "finetune": finetune,
             "analysis": small.analysis.model_copy(update={"repeats": 20, "probe_examples": 100}),
         }

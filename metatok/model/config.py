@@ -70,6 +70,7 @@ class GPTConfig(BaseModel):
     vocab_size: token ids the model may see or predict: gpt2's 50,257 and the meta token.
     context_length: training length in tokens; "ape" cannot go beyond it, the other positions can.
     extra_attention: "none", "meta" (the paper's), or "causal" (wide_*: a second full attention a layer).
+    activation: "gelu_tanh" is the approximation that OpenAI's published GPT-2 weights were trained with.
     Errors: pydantic's ValidationError, a ValueError, naming the field.
     """
 
@@ -83,7 +84,7 @@ class GPTConfig(BaseModel):
     n_embd: int = Field(default=768, ge=1)
     position: PositionName = "rope"
     extra_attention: ExtraAttention = "meta"
-    activation: Literal["gelu", "relu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     bias: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     rope_theta: float = Field(default=10000.0, gt=1)

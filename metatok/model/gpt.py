@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,12 @@ from metatok.model.interventions import Intervention
 from metatok.model.plan import find_meta_positions, make_plan, meta_mask
 from metatok.model.positions import POSITIONS, Position
 from metatok.randomness import torch_seed
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class MLP(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(cfg.n_embd, bias=cfg.bias)
         self.fc = nn.Linear(cfg.n_embd, 4 * cfg.n_embd, bias=cfg.bias)
-        self.act = nn.GELU() if cfg.activation == "gelu" else nn.ReLU()
+        self.act = ACTIVATIONS[cfg.activation]()
         self.proj = nn.Linear(4 * cfg.n_embd, cfg.n_embd, bias=cfg.bias)
         self.dropout = nn.Dropout(cfg.dropout)
 

@@ -75,6 +75,11 @@ def run_as_rank(rank: int, folder: Path, ledger: Ledger, home: Home, cells: list
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     seen: list[tuple[str, int]] = []
-    statuses = tiny.run(cells, ledger, home, lambda p: seen.append((p.status, p.step)))
-    answer.send((statuses, seen))
+    statuses, error = [], ""
+    for cell in cells:
+        try:
+            statuses += tiny.run([cell], ledger, home, lambda p: seen.append((p.status, p.step)))
+        except Exception as raised:
+            error = str(raised)
+    answer.send((statuses, seen, error))
     dist.destroy_process_group()

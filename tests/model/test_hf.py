@@ -239,7 +239,7 @@ def random_gpt2(**fields: Any) -> GPT2LMHeadModel:
     return model
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "gelu_new"])
 def test_gpt2_weights_give_gpt2s_logits(activation: str) -> None:
     theirs = random_gpt2(activation_function=activation)
     ours = from_gpt2(theirs)
