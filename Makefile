@@ -20,7 +20,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 lock: $(INSTALLED)
-	$(BIN)/pip install --upgrade -e '.[dev,gpt2]'
+	$(BIN)/pip install --upgrade -e '.[dev]'
 	( echo "# Exact versions of everything in the environment that make sets up; written by: make lock"; \
 	  $(BIN)/pip list --format=freeze | grep -vE '^(metatok|pip|wheel)==' | sed 's/+cpu$$//' ) > requirements.lock
 

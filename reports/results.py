@@ -18,6 +18,7 @@ from reports.stats import Estimate, Paired, clustered_share, mean_of_seeds, pair
 # The labels within which one configuration is shown; a rate-distortion curve is one as a whole.
 _GROUPS = {
     "pretrain": ["model"],
+    "published": ["model"],
     "extend": ["model"],
     "finetune": ["model", "task", "train_length"],
     "ablate": ["model", "task", "train_length", "setting"],
@@ -206,7 +207,8 @@ class Results:
     def contexts(self) -> dict[str, tuple[str, int]]:
         """model -> kind of position and context length, from the runs or else from the preset."""
         found: dict[str, tuple[str, int]] = {}
-        for cell in (*self.expected("pretrain").cell, *self.expected("extend").cell):
+        kinds = ("pretrain", "published", "extend")
+        for cell in (cell for kind in kinds for cell in self.expected(kind).cell):
             model = cell.result_model
             found[str(cell.labels["model"])] = (model.position, model.context_length)
         length: dict[str, int] = {}
