@@ -23,12 +23,12 @@ def smoke() -> Preset:
     """The whole paper in miniature: two CPU cores, minutes."""
     return Preset(
         name="smoke",
-        tokenizer=TokenizerConfig(name="bpe", vocab_size=2048),
+        tokenizer=TokenizerConfig(name="bpe", vocab_size=1024),
         curriculum="tiny",
         precision="fp32",
         size=ModelSize(n_layer=2, n_head=2, n_embd=64, context_length=128),
         pretrain=PretrainSettings(
-            batch_size=8,
+            batch_size=16,
             steps=700,
             validation_sequences=64,
             optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=20),
@@ -51,11 +51,11 @@ def smoke() -> Preset:
             n_test=200,
             batch_size=32,
             steps=(120, 60),
-            steps_by_task={"list_recall": (1800, 200)},
+            steps_by_task={"list_recall": (2200, 200)},
             optim=OptimConfig(learning_rate=4e-3, min_learning_rate=4e-4, warmup_steps=50),
         ),
         analysis=AnalysisSettings(
-            noise_scales=(0.1, 1.0),
+            noise_scales=(0.5,),
             bottleneck_tokens=64,
             probe_examples=40,
             prompt_tokens=96,
