@@ -51,7 +51,7 @@ def smoke() -> Preset:
             n_test=200,
             batch_size=32,
             steps=(120, 60),
-            steps_by_task={"list_recall": (2200, 200)},
+            steps_by_task={"list_recall": (1800, 200)},
             optim=OptimConfig(learning_rate=4e-3, min_learning_rate=4e-4, warmup_steps=50),
         ),
         analysis=AnalysisSettings(

@@ -17,7 +17,7 @@ import torch
 from metatok import analysis
 from metatok.data.loader import PretrainData
 from metatok.evaluation.accuracy import Records, evaluate
-from metatok.evaluation.efficiency import measure_inference, measure_training_step
+from metatok.evaluation.efficiency import inject_meta_tokens, measure_inference, measure_training_step
 from metatok.experiment.cells import (
     Ablate,
     Cell,
@@ -295,11 +295,13 @@ def _efficiency(cell: Efficiency, context: Context) -> Outcome:
         "ttft_ratio",
     ):
         metrics |= getattr(found, name).metrics(name)
-    metrics |= _training_step(cell, context, prompt)
+    metrics |= _training_step(
+        cell, context, inject_meta_tokens(prompt, found.n_meta, model.cfg.meta_token_id)
+    )
     return Outcome(metrics)
 
 
-def _training_step(cell: Efficiency, context: Context, prompt: torch.Tensor) -> Metrics:
+def _training_step(cell: Efficiency, context: Context, tokens: torch.Tensor) -> Metrics:
     """Step time of the model, of the same without extra attention, and of the dense mask, interleaved."""
     config = cell.base.model
     models: dict[str, torch.nn.Module] = {"model": GPT(config)}
@@ -309,7 +311,7 @@ def _training_step(cell: Efficiency, context: Context, prompt: torch.Tensor) -> 
     for module in models.values():
         module.to(context.device)
     found = measure_training_step(
-        models, prompt, config.meta_token_id, reference="model", repeats=cell.repeats
+        models, tokens, config.meta_token_id, reference="model", repeats=cell.repeats
     )
     metrics: Metrics = {}
     for name, timing in found.seconds.items():
