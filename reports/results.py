@@ -24,7 +24,7 @@ _GROUPS = {
     "ablate": ["model", "task", "train_length", "setting"],
     "rate_distortion": ["model"],
     "probe": ["model", "task", "train_length", "analysis"],
-    "efficiency": ["model"],
+    "efficiency": ["model", "size"],
 }
 _BUILT_ON_SHOWN = {"ablate": "finetune", "probe": "finetune"}
 

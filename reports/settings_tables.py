@@ -127,25 +127,33 @@ def speed(results: Results) -> Exhibit:
     both = [runs, results.expected("efficiency")]
     rows: list[list[str]] = []
     data: list[dict[str, object]] = []
-    for model in model_order(m for frame in both for m in frame.model):
-        metrics = [r.metrics for r in runs[runs.model == model].record]
+    for model, size in _measured(both):
+        metrics = [r.metrics for r in runs[(runs.model == model) & (runs["size"] == size)].record]
         for side, label in (
             ("without_meta", "without meta tokens"),
             ("with_meta", "with meta tokens"),
         ):
-            rows.append([model_title(model), label, *_speed_entries(metrics, side)])
+            rows.append([model_title(model), size, label, *_speed_entries(metrics, side)])
             data.append(
-                {"model": model, "setting": f"{side}_tokens", "runs": len(metrics)}
+                {"model": model, "size": size, "setting": f"{side}_tokens", "runs": len(metrics)}
                 | _speed_row(metrics, side)
             )
-    columns = ["model", "input", "tokens/s", "time to first token (ms)", "slowdown", "repeats"]
+    columns = [
+        "model",
+        "layers x width",
+        "input",
+        "tokens/s",
+        "time to first token (ms)",
+        "slowdown",
+        "repeats",
+    ]
     return Exhibit(
         "table_03",
         "Inference speed with and without meta tokens",
         "Median and quartiles over interleaved repeats in one run; slowdown = throughput without meta tokens "
         "over throughput with them, pair by pair. Several runs of a model: the median of their medians.",
         pd.DataFrame(rows, columns=columns),
-        labels=2,
+        labels=3,
         data=pd.DataFrame(data),
         notes=[
             *_machines(runs),
@@ -291,19 +299,26 @@ def _prompt_notes(runs: pd.DataFrame) -> list[str]:
 
 
 def _training_notes(runs: pd.DataFrame) -> list[str]:
-    """Step time of the same model without meta-attention and with the dense mask, relative to the model's."""
+    """Step times of what the model is measured against, relative to its own."""
+    rivals = {
+        "without_extra": "without meta-attention",
+        "dense_mask": "with meta-attention as a dense mask",
+        "transformers_gpt2": "transformers' GPT-2 of that shape",
+    }
     notes = []
-    for model in model_order(runs.model):
-        metrics = [r.metrics for r in runs.record[runs.model == model]]
-        without, dense = (
-            _quartiles(metrics, f"step_ratio/{n}", "{:.3f}") for n in ("without_extra", "dense_mask")
-        )
-        if without != DASH:
-            notes.append(
-                f"A training step of {model_title(model)} is 1; of the same model without meta-attention "
-                f"{without}; with meta-attention as a dense mask {dense}."
-            )
+    for model, size in _measured([runs]):
+        metrics = [r.metrics for r in runs.record[(runs.model == model) & (runs["size"] == size)]]
+        ratios = {text: _quartiles(metrics, f"step_ratio/{name}", "{:.3f}") for name, text in rivals.items()}
+        parts = "; ".join(f"{text} {ratio}" for text, ratio in ratios.items() if ratio != DASH)
+        if parts:
+            notes.append(f"A training step of {model_title(model)}, {size}, is 1: {parts}.")
     return notes
+
+
+def _measured(frames: Sequence[pd.DataFrame]) -> list[tuple[str, str]]:
+    """The models and sizes of the frames, each once, in the usual order of models."""
+    pairs = dict.fromkeys(pair for frame in frames for pair in zip(frame.model, frame["size"], strict=True))
+    return [pair for model in model_order(m for m, _ in pairs) for pair in pairs if pair[0] == model]
 
 
 def settings_tables(results: Results) -> list[Exhibit]:

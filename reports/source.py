@@ -23,7 +23,7 @@ from metatok.experiment import PRESETS, Cell, Ledger, Preset, RunRecord, get_pre
 from metatok.experiment.cells import KINDS, cell_from_json
 from metatok.experiment.plan import STAGES, with_ancestors
 
-LABELS = ("model", "task", "train_length", "setting", "site", "beta", "analysis", "seed")
+LABELS = ("model", "task", "train_length", "setting", "site", "beta", "analysis", "size", "seed")
 KIND_NAMES: tuple[str, ...] = tuple(kind.model_fields["kind"].default for kind in KINDS)
 DEFAULT_PRESET = "smoke"
 # Not part of a configuration: seeds are pooled, and a curve has many betas and two sites.
@@ -54,8 +54,8 @@ def select(ledger: Ledger, preset: str | None = None, expected: Preset | None = 
     """The finished runs of a preset: tagged with its name, or one of its cells whoever ran it.
 
     preset: default is that of the newest finished run. expected: the preset as it was run, if fields of it
-    were overridden; default is that of the last sweep of all stages, else the code's own of that name. Errors: ConfigError on a preset that neither the code
-    nor the ledger knows.
+    were overridden; default is that of the last sweep of all stages, else the code's own of that name.
+    Errors: ConfigError on a preset that neither the code nor the ledger knows.
     """
     everything = read_runs(ledger)
     finished = everything[everything.status == "FINISHED"]

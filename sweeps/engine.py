@@ -65,8 +65,7 @@ def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     if not missing:
         print("Nothing to do: every cell is finished.")
         return 0
-    corpora = {cell.root.corpus for cell in missing}
-    for corpus in corpora:
+    for corpus in {config.corpus for config in distinct_inputs(missing)}:
         open_corpus(corpus)
     _start_ray()
     try:
@@ -94,12 +93,14 @@ def _check_cluster(settings: RunSettings, missing: Sequence[Cell], home: Home) -
     wanted = {"trial": (1, settings.trial_cpus, settings.trial_gpus)}
     if any(stage_of(cell) in ("pretrain", "extend") for cell in missing):
         wanted["pre-training"] = (settings.workers, settings.train_cpus, settings.train_gpus)
+    if any(stage_of(cell) == "efficiency" for cell in missing):
+        wanted["measurement of speed"] = (1, settings.alone_cpus, settings.alone_gpus)
     for what, (count, cpus, gpus) in wanted.items():
         if count * cpus > has.get("CPU", 0) or count * gpus > has.get("GPU", 0):
             raise ConfigError(
                 f"run: a {what} asks for {count * cpus:g} CPU and {count * gpus:g} GPU, the cluster has "
                 f"{has.get('CPU', 0):g} CPU and {has.get('GPU', 0):g} GPU; "
-                "lower run.workers, run.train_cpus, run.train_gpus, run.trial_cpus or run.trial_gpus"
+                "lower run.workers, or the run.*_cpus and run.*_gpus"
             )
     hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     if len(hosts) > 1 and home.tracking_uri.startswith("sqlite:"):
@@ -117,19 +118,29 @@ def _prepare_inputs(missing: Sequence[Cell], home: Home) -> None:
         return
     start = time.perf_counter()
     print(f"Preparing {len(todo)} inputs under {home.datasets}", flush=True)
-    tokenizers = {(cell.root.tokenizer, cell.root.corpus) for cell in missing}
-    ray.get([_make_tokenizer.remote(inputs, *pair) for pair in tokenizers])
+    tokenizers = {(config.tokenizer, config.corpus) for config in todo}
+    _get([_make_tokenizer.remote(inputs, *pair) for pair in tokenizers])
     jobs = []
     for config in todo:
         if isinstance(config, ShardsConfig):
             jobs += [_tokenize.remote(inputs, config, file) for file in open_corpus(config.corpus).files]
         else:
             jobs.append(_build_dataset.remote(inputs, config))
-    ray.get(jobs)
+    _get(jobs)
     for config in todo:
         if isinstance(config, ShardsConfig):
             inputs.shards(config)
     print(f"Inputs ready after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def _get(jobs: list[ray.ObjectRef]) -> None:
+    """Wait for tasks; a user's mistake that one of them met is told as here, without its remote traceback."""
+    try:
+        ray.get(jobs)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise ConfigError(str(error.cause)) from None
+        raise
 
 
 @ray.remote
@@ -160,10 +171,12 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
     }
 
     def resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        if config["distributed"]:
+        if config["claims"] == "trainer":
             # The trial only waits for its trainer, whose workers claim the CPUs and GPUs; Tune wants
             # something claimed all the same.
             return tune.PlacementGroupFactory([{"memory": 1}])
+        if config["claims"] == "alone":
+            return tune.PlacementGroupFactory([{"CPU": settings.alone_cpus, "GPU": settings.alone_gpus}])
         return tune.PlacementGroupFactory([{"CPU": settings.trial_cpus, "GPU": settings.trial_gpus}])
 
     view = ProgressView(graph, preset.name)
@@ -190,7 +203,7 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
 def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:
     """One Tune trial: a chain of cells, here or in a group of DDP workers."""
     chosen = [job["cells"][int(i)] for i in config["cells"].split(",")]
-    if config["distributed"]:
+    if config["claims"] == "trainer":
         _run_distributed(chosen, job)
         return
     context = Context(job["home"], job["settings"], device="cuda" if torch.cuda.is_available() else "cpu")

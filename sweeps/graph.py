@@ -8,8 +8,15 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from metatok.experiment import Cell, Ledger
+from metatok.experiment import Cell, Efficiency, Ledger
 from metatok.experiment.plan import Trial, trials
+
+
+def _claims(trial: Trial) -> str:
+    """Which resources a trial needs: "trainer", "alone" or "trial"."""
+    if trial.distributed:
+        return "trainer"
+    return "alone" if isinstance(trial.cells[0], Efficiency) else "trial"
 
 
 class Graph(Searcher):
@@ -44,7 +51,7 @@ class Graph(Searcher):
                 for cell in trial.cells:
                     del self.pending[cell.fingerprint]
                 indices = ",".join(str(self._index[cell.fingerprint]) for cell in trial.cells)
-                return {"cells": indices, "distributed": trial.distributed}
+                return {"cells": indices, "claims": _claims(trial)}
         if not self.pending and not self.running:
             return Searcher.FINISHED
         assert self.running, "cells wait for one another"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from metatok.errors import ConfigError
-from metatok.model import GPT
+from metatok.model import GPT, GPTConfig
 from metatok.randomness import generator
 
 T_ = TypeVar("T_")
@@ -263,6 +263,30 @@ def measure_training_step(
             module.zero_grad()
     ratios = {name: timing.over(seconds[reference]) for name, timing in seconds.items()}
     return TrainingEfficiency(reference, tokens.numel(), seconds, ratios)
+
+
+# Dense bf16 tensor-core peaks of the makers' data sheets, FLOP/s.
+_PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12}
+
+
+def peak_flops(device: str) -> float | None:
+    """The device's bf16 peak (FLOP/s), what MFU is a share of; None where it is not known, as on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+
+
+def transformers_gpt2(cfg: GPTConfig) -> nn.Module:
+    """transformers' GPT2LMHeadModel of the same shape and vocabulary, random weights, no dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = {"n_layer": cfg.n_layer, "n_head": cfg.n_head, "n_embd": cfg.n_embd}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), cfg.dropout)
+    config = GPT2Config(
+        vocab_size=cfg.padded_vocab_size, n_positions=cfg.context_length, use_cache=False, **shape, **dropout
+    )
+    return GPT2LMHeadModel(config)
 
 
 def training_step(

@@ -307,17 +307,38 @@ class Probe(Cell):
 
 
 class Efficiency(Cell):
-    """Speed of a model with and without meta tokens, interleaved in one run (section 4.5, Table 3).
+    """Speed of an architecture: training step and inference, candidates interleaved in one run (Table 3).
 
-    prompt_tokens: text tokens of the prompt; meta tokens come on top. What is measured depends on the
-    machine, which the ledger's tags name.
+    Speed does not depend on weights, so they are random and there is no base. A training step takes
+    batch_size sequences of the context's length, meta_fraction of their positions meta tokens. prompt_tokens:
+    text tokens of the prompt at inference; meta tokens come on top. What is measured depends on the machine,
+    which the ledger's tags name.
     """
 
     kind: Literal["efficiency"] = "efficiency"
-    base: Pretrain
+    model: GPTConfig
+    meta_fraction: float = Field(default=0.1, gt=0, lt=1)
+    batch_size: int = Field(default=4, ge=1)
     prompt_tokens: int = Field(default=512, ge=1)
     new_tokens: int = Field(default=64, ge=2)
     repeats: int = Field(default=20, ge=1)
+    precision: Precision = "fp32"
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        longest = self.prompt_tokens + int(self.meta_fraction * self.prompt_tokens) + self.new_tokens
+        if self.model.position == "ape" and longest > self.model.context_length:
+            raise ValueError(
+                f"prompt_tokens={self.prompt_tokens}: with meta tokens and new_tokens={self.new_tokens} it comes "
+                f"to {longest}, over the context of {self.model.context_length}; take a shorter prompt"
+            )
+        return self
+
+    @property
+    def labels(self) -> dict[str, str | int | float]:
+        size = f"{self.model.n_layer}x{self.model.n_embd}"
+        return {"model": variant_name(self.model, self.meta_fraction), "size": size, "seed": self.seed}
 
 
 AnyCell = Annotated[
@@ -348,13 +369,18 @@ def model_name(cell: Cell) -> str:
     root = cell.root
     if isinstance(root, Published):
         return root.name
-    prefix = {"meta": "meta", "causal": "wide", "none": "pause" if root.meta_fraction else "gpt2"}
-    name = f"{prefix[root.model.extra_attention]}_{root.model.position}"
+    name = variant_name(root.model, root.meta_fraction)
     extension = next((c for c in cell.lineage if isinstance(c, Extend)), None)
     if extension is not None:
         context = extension.result_model.context_length
         name += f"_yarn_{context // 1024}k" if context % 1024 == 0 else f"_yarn_{context}"
     return name
+
+
+def variant_name(model: GPTConfig, meta_fraction: float) -> str:
+    """The variant of a configuration pre-trained with this share of meta tokens."""
+    prefix = {"meta": "meta", "causal": "wide", "none": "pause" if meta_fraction else "gpt2"}
+    return f"{prefix[model.extra_attention]}_{model.position}"
 
 
 def _check_positions(cell: Finetune | RateDistortion | Probe, field: str, longest: int) -> None:

@@ -101,7 +101,7 @@ def _group(cell: Cell, share_trainer: bool) -> tuple[str, str]:
     if isinstance(cell, Finetune):
         first = next(c for c in cell.lineage if isinstance(c, Finetune))
         return cell.kind, first.fingerprint
-    return cell.kind, cell.parents[0].fingerprint
+    return cell.kind, cell.parents[0].fingerprint if cell.parents else cell.fingerprint
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def cost(cell: Cell) -> Cost:
         return _forward(cell.base.result_model, cell.n_examples * cell.max_tokens, cell.max_tokens)
     assert isinstance(cell, Efficiency)
     tokens = cell.repeats * 2 * (cell.prompt_tokens + cell.new_tokens)
-    return _forward(cell.base.model, tokens, cell.prompt_tokens)
+    return _forward(cell.model, tokens, cell.prompt_tokens)
 
 
 def _training(config: GPTConfig, tokens: int, length: int, meta_fraction: float) -> Cost:

@@ -97,7 +97,11 @@ class FinetuneSettings(_Part):
 
 
 class AnalysisSettings(_Part):
-    """Ablations, noise scales, rate-distortion points, probes and speed."""
+    """Ablations, noise scales, rate-distortion points, probes and speed.
+
+    sizes: shapes at which speed is measured; empty = the sweep's own. batch_size: sequences of a measured
+    training step.
+    """
 
     noise_scales: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0)
     betas: tuple[float, ...] = BETAS
@@ -107,6 +111,8 @@ class AnalysisSettings(_Part):
     prompt_tokens: int = Field(default=512, ge=1)
     new_tokens: int = Field(default=64, ge=2)
     repeats: int = Field(default=20, ge=1)
+    sizes: tuple[ModelSize, ...] = ()
+    batch_size: int = Field(default=4, ge=1)
 
 
 class Preset(_Part):
@@ -179,7 +185,7 @@ class Preset(_Part):
             if base.meta_fraction:
                 yield from self._rate_distortion(base)
             if base.model.extra_attention == "meta":
-                yield self._efficiency(base)
+                yield from self._efficiency(base.model)
         for cell in finetunes:
             if cell.root.meta_fraction:
                 yield from self._ablations(cell)
@@ -306,11 +312,15 @@ class Preset(_Part):
                         n_examples=self.analysis.probe_examples,
                     )
 
-    def _efficiency(self, base: Pretrain) -> Efficiency:
+    def _efficiency(self, model: GPTConfig) -> Iterator[Efficiency]:
         settings = self.analysis
-        return Efficiency(
-            base=base,
-            prompt_tokens=settings.prompt_tokens,
-            new_tokens=settings.new_tokens,
-            repeats=settings.repeats,
-        )
+        for size in settings.sizes or (self.size,):
+            yield Efficiency(
+                model=GPTConfig.model_validate(model.model_dump() | size.model_dump()),
+                meta_fraction=self.pretrain.meta_fraction or 0.1,
+                batch_size=settings.batch_size,
+                prompt_tokens=settings.prompt_tokens,
+                new_tokens=settings.new_tokens,
+                repeats=settings.repeats,
+                precision=self.precision,
+            )

@@ -29,7 +29,7 @@ def smoke() -> Preset:
         size=ModelSize(n_layer=2, n_head=2, n_embd=64, context_length=128),
         pretrain=PretrainSettings(
             batch_size=16,
-            steps=700,
+            steps=600,
             validation_sequences=64,
             optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=20),
         ),
@@ -68,10 +68,12 @@ def smoke() -> Preset:
             train_gpus=0,
             trial_cpus=1,
             trial_gpus=0,
+            alone_cpus=2,
+            alone_gpus=0,
             share_trainer=True,
             micro_batch_size=8,
             log_every=20,
-            checkpoint_every=100,
+            checkpoint_every=300,
         ),
     )
 
@@ -89,7 +91,18 @@ def laptop() -> Preset:
             "pretrain": small.pretrain.model_copy(update={"steps": 3000}),
             "extend": small.extend.model_copy(update={"finetune_steps": (500,), "n_test": 500}),
             "finetune": finetune,
-            "analysis": small.analysis.model_copy(update={"repeats": 20, "probe_examples": 100}),
+            "analysis": small.analysis.model_copy(
+                update={
+                    "probe_examples": 100,
+                    "prompt_tokens": 200,
+                    "repeats": 15,
+                    "sizes": (
+                        ModelSize(n_layer=4, n_head=4, n_embd=128, context_length=256),
+                        ModelSize(n_layer=6, n_head=6, n_embd=192, context_length=256),
+                        ModelSize(n_layer=6, n_head=6, n_embd=384, context_length=512),
+                    ),
+                }
+            ),
         }
     )
 
@@ -107,7 +120,7 @@ def gpu() -> Preset:
         ),
         extend=ExtendSettings(batch_size=16),
         finetune=FinetuneSettings(n_test=1000),
-        run=RunSettings(workers=1, trial_gpus=0.5, micro_batch_size=16),
+        run=RunSettings(workers=1, trial_gpus=0.5, alone_cpus=8, micro_batch_size=16),
     )
 
 
@@ -117,6 +130,14 @@ def paper() -> Preset:
         name="paper",
         models=("gpt2_ape", "meta_ape", "meta_rope", "gpt_neo_125m"),
         corpus=CorpusConfig(source="c4"),
+        analysis=AnalysisSettings(
+            batch_size=12,
+            sizes=(
+                ModelSize(n_layer=6, n_head=6, n_embd=384),
+                ModelSize(),
+                ModelSize(n_layer=24, n_head=16, n_embd=1024),
+            ),
+        ),
     )
 
 

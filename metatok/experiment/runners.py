@@ -17,7 +17,13 @@ import torch
 from metatok import analysis
 from metatok.data.loader import PretrainData
 from metatok.evaluation.accuracy import Records, evaluate
-from metatok.evaluation.efficiency import inject_meta_tokens, measure_inference, measure_training_step
+from metatok.evaluation.efficiency import (
+    inject_meta_tokens,
+    measure_inference,
+    measure_training_step,
+    peak_flops,
+    transformers_gpt2,
+)
 from metatok.experiment.cells import (
     Ablate,
     Cell,
@@ -32,6 +38,7 @@ from metatok.experiment.cells import (
 from metatok.experiment.context import Context, Metrics
 from metatok.experiment.inputs import ShardsConfig, bottleneck_set, eval_set, probe_set, train_set
 from metatok.model import GPT, Intervention, dense_reference
+from metatok.randomness import generator
 from metatok.tasks.batches import Batch, collate
 from metatok.training import LoopState, finetune, pretrain, validation_loss
 from metatok.training.loop import world
@@ -279,46 +286,58 @@ def _layers_table(values: np.ndarray, name: str, columns: Mapping[str, Any]) -> 
     return pa.table(table | {name: values.ravel()})
 
 
+_INFERENCE = ("with_meta", "without_meta", "ttft_with_meta", "ttft_without_meta", "slowdown", "ttft_ratio")
+
+
 def _efficiency(cell: Efficiency, context: Context) -> Outcome:
-    model = context.frozen_model(cell.base)
-    root = cell.root
-    shards = context.inputs.shards(ShardsConfig(corpus=root.corpus, tokenizer=root.tokenizer))
-    prompt = torch.from_numpy(shards.validation.read(np.array([0]), cell.prompt_tokens)).to(context.device)
-    found = measure_inference(model, prompt, cell.new_tokens, root.meta_fraction or 0.1, repeats=cell.repeats)
+    model = GPT(cell.model, seed=cell.seed).to(context.device)
+    prompt = _random_text(cell, (1, cell.prompt_tokens)).to(context.device)
+    found = measure_inference(
+        model, prompt, cell.new_tokens, cell.meta_fraction, repeats=cell.repeats, seed=cell.seed
+    )
     metrics: Metrics = {"n_text": found.n_text, "n_meta": found.n_meta, "new_tokens": found.new_tokens}
-    for name in (
-        "with_meta",
-        "without_meta",
-        "ttft_with_meta",
-        "ttft_without_meta",
-        "slowdown",
-        "ttft_ratio",
-    ):
+    for name in _INFERENCE:
         metrics |= getattr(found, name).metrics(name)
-    metrics |= _training_step(
-        cell, context, inject_meta_tokens(prompt, found.n_meta, model.cfg.meta_token_id)
-    )
-    return Outcome(metrics)
+    return Outcome(metrics | _training_step(cell, model, context.device))
 
 
-def _training_step(cell: Efficiency, context: Context, tokens: torch.Tensor) -> Metrics:
-    """Step time of the model, of the same without extra attention, and of the dense mask, interleaved."""
-    config = cell.base.model
-    models: dict[str, torch.nn.Module] = {"model": GPT(config)}
-    if config.extra_attention == "meta":
+def _training_step(cell: Efficiency, model: GPT, device: str) -> Metrics:
+    """Step time of the model, and of what it is measured against: no meta-attention, dense mask, transformers."""
+    config = cell.model
+    models: dict[str, torch.nn.Module] = {"model": model}
+    if config.extra_attention != "none":
         models["without_extra"] = GPT(config.model_copy(update={"extra_attention": "none"}))
-        models["dense_mask"] = dense_reference(GPT(config))
-    for module in models.values():
-        module.to(context.device)
+    if config.extra_attention == "meta":
+        models["dense_mask"] = dense_reference(model)
+    models["transformers_gpt2"] = transformers_gpt2(config)
+    length = config.context_length
+    n_meta = int(cell.meta_fraction * length)
+    text = _random_text(cell, (cell.batch_size, length - n_meta))
+    tokens = inject_meta_tokens(text, n_meta, config.meta_token_id, cell.seed).to(device)
     found = measure_training_step(
-        models, tokens, config.meta_token_id, reference="model", repeats=cell.repeats
+        {name: module.to(device) for name, module in models.items()},
+        tokens,
+        config.meta_token_id,
+        reference="model",
+        autocast=torch.bfloat16 if cell.precision == "bf16" else None,
+        repeats=cell.repeats,
     )
-    metrics: Metrics = {}
+    metrics: Metrics = {"tokens_per_step": found.tokens_per_step}
     for name, timing in found.seconds.items():
         metrics |= timing.metrics(f"step_seconds/{name}")
     for name, timing in found.ratios.items():
         metrics |= timing.metrics(f"step_ratio/{name}")
+    peak = peak_flops(device)
+    if peak is not None:
+        flops = model.flops_per_token(length, cell.meta_fraction) * found.tokens_per_step
+        metrics["mfu"] = flops / found.seconds["model"].median / peak
     return metrics
+
+
+def _random_text(cell: Efficiency, shape: tuple[int, int]) -> torch.Tensor:
+    """Token ids that are not the meta token, which is the last one."""
+    ids = generator(cell.seed, "efficiency/text").integers(cell.model.meta_token_id, size=shape)
+    return torch.from_numpy(ids)
 
 
 _RUNNERS: dict[type[Cell], Callable[[Any, Context], Outcome]] = {

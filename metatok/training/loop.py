@@ -190,17 +190,24 @@ def train(
 
 def _wrapped(model: GPT, settings: LoopSettings) -> nn.Module:
     module: nn.Module = LossRows(model)
+    if settings.compile:
+        module = torch.compile(module)  # type: ignore[assignment]
     if world()[1] > 1:
         index = torch.device(settings.device).index
         on_gpu = settings.device.startswith("cuda")
-        module = DistributedDataParallel(module, device_ids=[index or 0] if on_gpu else None)
-    return torch.compile(module) if settings.compile else module  # type: ignore[return-value]
+        module = DistributedDataParallel(
+            module,
+            device_ids=[index or 0] if on_gpu else None,
+            broadcast_buffers=False,  # they are constants
+            gradient_as_bucket_view=True,
+        )
+    return module
 
 
 def _accumulate(
     module: nn.Module, batch: Batch, precision: Precision, settings: LoopSettings
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the batch's mean loss, one all-reduce a step. Returns loss sum and count over ranks."""
+    """Gradients of the batch's mean loss. Returns this rank's loss sum, and all ranks' count."""
     _, ranks = world()
     counted = torch.tensor(float((batch.targets != IGNORE).sum()), device=settings.device)
     if ranks > 1:
@@ -215,8 +222,6 @@ def _accumulate(
             # DDP averages gradients over ranks; the mean is over the tokens of all ranks.
             (loss * (ranks / counted)).backward()
         total += loss.detach()
-    if ranks > 1:
-        dist.all_reduce(total)
     return total, counted
 
 
@@ -239,7 +244,10 @@ class _Window:
         self._tokens += tokens
 
     def close(self) -> dict[str, float]:
-        metrics = {"loss": float(self._loss) / max(float(self._counted), 1.0)}
+        loss = torch.as_tensor(self._loss, device=self._device)
+        if world()[1] > 1:
+            dist.all_reduce(loss)
+        metrics = {"loss": float(loss) / max(float(self._counted), 1.0)}
         metrics["tokens_per_second"] = self._tokens / max(time.perf_counter() - self._start, 1e-9)
         self._open()
         return metrics

@@ -42,7 +42,7 @@ def one_of_each() -> dict[str, Cell]:
         Ablate(base=tuned, intervention=Intervention(zero_position=True)),
         RateDistortion(base=base, site="meta", beta=0.1, max_tokens=64),
         Probe(base=tuned, analysis="sharpness", eval_length=64),
-        Efficiency(base=base),
+        Efficiency(model=base.model),
     ]
     return {cell.kind: cell for cell in cells}
 

@@ -88,7 +88,7 @@ def test_every_kind_runs_and_records_its_numbers(ledger: Ledger, home: Home, new
         curriculum=tuned.curriculum,
         **bottleneck,
     )
-    speed = Efficiency(base=base, prompt_tokens=16, new_tokens=2, repeats=2)
+    speed = Efficiency(model=base.model, batch_size=1, prompt_tokens=16, new_tokens=2, repeats=2)
     cells: list[Cell] = [base, extended, tuned, ablated, point, *looks, speed]
     news: list[Progress] = []
     assert tiny.run(cells, ledger, home, news.append) == ["finished"] * len(cells)

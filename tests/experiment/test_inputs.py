@@ -72,7 +72,7 @@ def test_what_is_prepared_is_what_cells_read() -> None:
         tiny.finetune(base, train_length=48),
         point,
         Ablate(base=tuned, intervention=Intervention(zero_embedding=True)),
-        Efficiency(base=base),
+        Efficiency(model=base.model),
     ]
     everything = distinct_inputs([*cells, *cells])
     assert len(everything) == len(set(everything)) == 6

@@ -151,7 +151,7 @@ def test_costs_of_the_other_kinds() -> None:
     ablated = cost(Ablate(base=tuned, intervention=Intervention(zero_embedding=True)))
     assert (ablated.tokens, ablated.disk) == (0, 0)
     assert ablated.flops == pytest.approx(scoring)
-    assert cost(Efficiency(base=base)).flops > 0
+    assert cost(Efficiency(model=base.model)).flops > 0
 
 
 def test_costs_add_up() -> None:
