@@ -281,10 +281,16 @@ def transformers_gpt2(cfg: GPTConfig) -> nn.Module:
     """transformers' GPT2LMHeadModel of the same shape and vocabulary, random weights, no dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = {"n_layer": cfg.n_layer, "n_head": cfg.n_head, "n_embd": cfg.n_embd}
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), cfg.dropout)
     config = GPT2Config(
-        vocab_size=cfg.padded_vocab_size, n_positions=cfg.context_length, use_cache=False, **shape, **dropout
+        vocab_size=cfg.padded_vocab_size,
+        n_positions=cfg.context_length,
+        n_layer=cfg.n_layer,
+        n_head=cfg.n_head,
+        n_embd=cfg.n_embd,
+        resid_pdrop=cfg.dropout,
+        embd_pdrop=cfg.dropout,
+        attn_pdrop=cfg.dropout,
+        use_cache=False,
     )
     return GPT2LMHeadModel(config)
 

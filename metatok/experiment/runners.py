@@ -302,7 +302,7 @@ def _efficiency(cell: Efficiency, context: Context) -> Outcome:
 
 
 def _training_step(cell: Efficiency, model: GPT, device: str) -> Metrics:
-    """Step time of the model, and of what it is measured against: no meta-attention, dense mask, transformers."""
+    """Step time of the model, without meta-attention, with the dense mask, and of transformers' GPT-2."""
     config = cell.model
     models: dict[str, torch.nn.Module] = {"model": model}
     if config.extra_attention != "none":
