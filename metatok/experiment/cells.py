@@ -330,7 +330,7 @@ class Efficiency(Cell):
         longest = self.prompt_tokens + int(self.meta_fraction * self.prompt_tokens) + self.new_tokens
         if self.model.position == "ape" and longest > self.model.context_length:
             raise ValueError(
-                f"prompt_tokens={self.prompt_tokens}: with meta tokens and {self.new_tokens} new tokens that is "
+                f"prompt_tokens={self.prompt_tokens}: with meta and new tokens that is "
                 f"{longest}, over the context of {self.model.context_length}; take a shorter prompt"
             )
         return self
