@@ -184,7 +184,7 @@ class Preset(_Part):
         for base in bases.values():
             if base.meta_fraction:
                 yield from self._rate_distortion(base)
-            if base.model.extra_attention == "meta":
+            if base.model.extra_attention == "meta" and seed == self.seeds[0]:
                 yield from self._efficiency(base.model)
         for cell in finetunes:
             if cell.root.meta_fraction:

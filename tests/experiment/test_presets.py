@@ -123,7 +123,8 @@ def test_adding_a_seed_keeps_the_old_cells() -> None:
     one, two = overridden(), overridden(seeds=(0, 1))
     old, new = fingerprints(one), fingerprints(two)
     assert old < new
-    assert len(new) == 2 * len(old)
+    seedless = len(of(Efficiency, one))  # the machine's speed is measured once
+    assert len(new) == 2 * len(old) - seedless
     added = [cell for cell in with_ancestors(two.cells()) if cell.fingerprint not in old]
     assert {cell.labels["seed"] for cell in added} == {1}
 
@@ -203,7 +204,7 @@ def part(name: str, **fields: Any) -> dict[str, Any]:
         (part("finetune", eval_lengths=()), "finetune.eval_lengths"),
         (part("finetune", steps=()), "finetune.steps"),
         (part("finetune", steps_by_task={"parity": ()}), "steps_by_task.parity"),
-        (part("run", log_every=30), "checkpoint_every=100.*log_every=30"),
+        (part("run", log_every=70), "checkpoint_every=300.*log_every=70"),
     ],
 )
 def test_what_is_unknown_or_impossible_is_refused_by_name(fields: dict[str, Any], message: str) -> None:

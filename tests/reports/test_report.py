@@ -145,7 +145,7 @@ def test_settings_are_those_of_the_cells(small: Small):
 
 def test_speed_probes_and_rates(small: Small):
     with_meta = row(small.csv("table_03"), setting="with_meta_tokens")
-    assert (with_meta.slowdown_median, with_meta.runs) == (1.1, 2)
+    assert (with_meta.slowdown_median, with_meta.runs) == (1.1, 1)
     boost = row(small.csv("figure_2"), quantity="max_logit_boost")
     assert (boost["mean"], boost.n, boost.examples, boost.share_above_0) == (2.0, 16, 8, 1.0)
     rates = row(small.csv("figure_3"), site="meta", beta=0.1)
@@ -184,7 +184,7 @@ def test_a_sweep_with_overridden_fields_expects_what_it_has(small: Small):
         selection = select(ledger, "smoke")
     assert selection.overridden
     assert selection.expected.empty
-    assert len(selection.runs) == 66
+    assert len(selection.runs) == 65
 
 
 def test_every_accuracy_has_n_and_interval(small: Small):
@@ -207,7 +207,7 @@ def test_the_page_needs_no_other_file(small: Small):
 def test_the_page_says_where_numbers_come_from(small: Small):
     page = (small.out / "report.html").read_text()
     shown = small.report.results.shown
-    assert len(shown) == 65
+    assert len(shown) == 64
     assert all(f[:12] in page for f in shown.fingerprint if f in small.exhibit("table_17").runs)
     for fact in ("0123abcd", "2.11.0", "testhost", "small", "sqlite:///"):
         assert fact in page
