@@ -60,7 +60,7 @@ def unreachable(missing: Sequence[Cell]) -> tuple[frozenset[str], str]:
         why = str(error)
     else:
         return frozenset(), ""
-    left_out = frozenset(cell.fingerprint for cell in missing if isinstance(cell.root, Published))
+    left_out = frozenset(cell.fingerprint for cell in missing if isinstance(cell.lineage[0], Published))
     return left_out, f"{len(left_out)} cells are left out. {why}"
 
 
