@@ -182,14 +182,14 @@ def test_its_weights_are_fetched_stored_and_fine_tuned(
 def test_the_paper_preset_alone_has_it() -> None:
     cells = get_preset("paper").cells()
     assert sum(isinstance(cell, Published) for cell in cells) == 1
-    tuned = [cell for cell in cells if isinstance(cell, Finetune) and isinstance(cell.root, Published)]
+    tuned = [cell for cell in cells if isinstance(cell, Finetune) and isinstance(cell.lineage[0], Published)]
     assert len(tuned) == 4 * 3
     assert tuned[0].root.corpus.source == "c4"
     for name in ("smoke", "laptop", "gpu"):
         assert not any(isinstance(cell.lineage[0], Published) for cell in get_preset(name).cells())
     seeds = get_preset("paper").model_copy(update={"seeds": (0, 1)}).cells()
     assert sum(isinstance(cell, Published) for cell in seeds) == 1
-    assert len({cell.fingerprint for cell in seeds if isinstance(cell.root, Published)}) == 1 + 2 * 12
+    assert len({cell.fingerprint for cell in seeds if isinstance(cell.lineage[0], Published)}) == 1 + 2 * 12
 
 
 def test_out_of_reach_it_is_left_out_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_out_of_reach_it_is_left_out_of_the_plan(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gpt_neo, "check_published", fail)
     left_out, why = unreachable(cells)
     assert why == "13 cells are left out. model gpt_neo_125m: no answer"
-    assert left_out == {cell.fingerprint for cell in cells if isinstance(cell.root, Published)}
+    assert left_out == {cell.fingerprint for cell in cells if isinstance(cell.lineage[0], Published)}
     fetched = [cell for cell in cells if not isinstance(cell, Published)]
     assert unreachable(fetched) == (frozenset(), "")  # its weights are in the ledger already
     monkeypatch.setattr(gpt_neo, "check_published", lambda: None)
