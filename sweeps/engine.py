@@ -93,8 +93,6 @@ def _check_cluster(settings: RunSettings, missing: Sequence[Cell], home: Home) -
     wanted = {"trial": (1, settings.trial_cpus, settings.trial_gpus)}
     if any(stage_of(cell) in ("pretrain", "extend") for cell in missing):
         wanted["pre-training"] = (settings.workers, settings.train_cpus, settings.train_gpus)
-    if any(stage_of(cell) == "efficiency" for cell in missing):
-        wanted["measurement of speed"] = (1, settings.alone_cpus, settings.alone_gpus)
     for what, (count, cpus, gpus) in wanted.items():
         if count * cpus > has.get("CPU", 0) or count * gpus > has.get("GPU", 0):
             raise ConfigError(
@@ -171,12 +169,10 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
     }
 
     def resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        if config["claims"] == "trainer":
+        if config["distributed"]:
             # The trial only waits for its trainer, whose workers claim the CPUs and GPUs; Tune wants
             # something claimed all the same.
             return tune.PlacementGroupFactory([{"memory": 1}])
-        if config["claims"] == "alone":
-            return tune.PlacementGroupFactory([{"CPU": settings.alone_cpus, "GPU": settings.alone_gpus}])
         return tune.PlacementGroupFactory([{"CPU": settings.trial_cpus, "GPU": settings.trial_gpus}])
 
     view = ProgressView(graph, preset.name)
@@ -203,7 +199,7 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
 def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:
     """One Tune trial: a chain of cells, here or in a group of DDP workers."""
     chosen = [job["cells"][int(i)] for i in config["cells"].split(",")]
-    if config["claims"] == "trainer":
+    if config["distributed"]:
         _run_distributed(chosen, job)
         return
     context = Context(job["home"], job["settings"], device="cuda" if torch.cuda.is_available() else "cpu")

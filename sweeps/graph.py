@@ -12,11 +12,9 @@ from metatok.experiment import Cell, Efficiency, Ledger
 from metatok.experiment.plan import Trial, trials
 
 
-def _claims(trial: Trial) -> str:
-    """Which resources a trial needs: "trainer", "alone" or "trial"."""
-    if trial.distributed:
-        return "trainer"
-    return "alone" if isinstance(trial.cells[0], Efficiency) else "trial"
+def _alone(trial: Trial) -> bool:
+    """Whether nothing may run beside a trial: measurements of speed."""
+    return isinstance(trial.cells[0], Efficiency)
 
 
 class Graph(Searcher):
@@ -44,14 +42,20 @@ class Graph(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial that can start; None while all wait for running ones; FINISHED at the end."""
         self._skip_hopeless()
+        if any(_alone(trial) for trial in self.running.values()):
+            return None
         unfinished = {cell.fingerprint for cell in self.cells} - self.finished
-        for trial in trials(list(self.pending.values()), self.share_trainer):
-            if not trial.needs & unfinished:
-                self.running[trial_id] = trial
-                for cell in trial.cells:
-                    del self.pending[cell.fingerprint]
-                indices = ",".join(str(self._index[cell.fingerprint]) for cell in trial.cells)
-                return {"cells": indices, "claims": _claims(trial)}
+        # What runs alone comes first, while nothing runs yet.
+        for trial in sorted(
+            trials(list(self.pending.values()), self.share_trainer), key=_alone, reverse=True
+        ):
+            if trial.needs & unfinished or (_alone(trial) and self.running):
+                continue
+            self.running[trial_id] = trial
+            for cell in trial.cells:
+                del self.pending[cell.fingerprint]
+            indices = ",".join(str(self._index[cell.fingerprint]) for cell in trial.cells)
+            return {"cells": indices, "distributed": trial.distributed}
         if not self.pending and not self.running:
             return Searcher.FINISHED
         assert self.running, "cells wait for one another"

@@ -68,8 +68,6 @@ def smoke() -> Preset:
             train_gpus=0,
             trial_cpus=1,
             trial_gpus=0,
-            alone_cpus=2,
-            alone_gpus=0,
             share_trainer=True,
             micro_batch_size=8,
             log_every=20,
@@ -120,7 +118,7 @@ def gpu() -> Preset:
         ),
         extend=ExtendSettings(batch_size=16),
         finetune=FinetuneSettings(n_test=1000),
-        run=RunSettings(workers=1, trial_gpus=0.5, alone_cpus=8, micro_batch_size=16),
+        run=RunSettings(workers=1, trial_gpus=0.5, micro_batch_size=16),
     )
 
 

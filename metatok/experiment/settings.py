@@ -12,7 +12,6 @@ class RunSettings(BaseModel):
 
     workers: DDP processes of a pre-training. train_cpus, train_gpus: what one of them claims. trial_cpus,
     trial_gpus: what one fine-tune, ablation, beta sweep or probe claims; fractions of a GPU share it.
-    alone_cpus, alone_gpus: what a measurement of speed claims, so that nothing runs beside it.
     share_trainer: all pre-trainings in one trainer, one after the other; saves start-up where they are short.
     micro_batch_size: sequences a forward pass. keep_checkpoints: step checkpoints kept a cell.
     """
@@ -24,8 +23,6 @@ class RunSettings(BaseModel):
     train_gpus: float = Field(default=1, ge=0)
     trial_cpus: float = Field(default=4, gt=0)
     trial_gpus: float = Field(default=0.5, ge=0)
-    alone_cpus: float = Field(default=48, gt=0)
-    alone_gpus: float = Field(default=1, ge=0)
     share_trainer: bool = False
     micro_batch_size: int = Field(default=12, ge=1)
     finetune_micro_batch_size: int = Field(default=64, ge=1)

@@ -14,7 +14,9 @@ from metatok.experiment.cells import KINDS
 from metatok.experiment.ledger import RunRecord
 from tests.sweeps.conftest import ROOT, SMALLEST, environment, script
 
-COMMAND = script("sweeps/full_paper.py", "--preset", "smoke", *SMALLEST)
+# Two models and one train length still fill every exhibit.
+GRID = ("--models", "gpt2_ape", "meta_rope", "--finetune.train-lengths", "64")
+COMMAND = script("sweeps/full_paper.py", "--preset", "smoke", *GRID, *SMALLEST)
 
 
 def records(ledger: Ledger, status: str | None) -> list[RunRecord]:

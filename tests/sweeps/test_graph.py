@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from metatok.experiment import Cell, Home, Ledger, get_preset
+from metatok.experiment import Cell, Efficiency, Home, Ledger, get_preset
 from metatok.experiment.plan import with_ancestors
 from sweeps.graph import Graph
 
@@ -95,3 +95,14 @@ def test_a_cell_that_another_sweep_finished_counts(ledger: Ledger, cells: list[C
     settle(Ledger.open(Home(ledger.spool.parent)), cells[0])
     graph.on_trial_complete("base")
     assert graph.finished == {cells[0].fingerprint}
+
+
+def test_speed_is_measured_with_nothing_beside_it(ledger: Ledger, cells: list[Cell]) -> None:
+    speed = [cell for cell in get_preset("smoke").cells() if isinstance(cell, Efficiency)]
+    graph = Graph([*cells, *speed], ledger, share_trainer=True, max_retries=0)
+    for number in range(len(speed)):  # first of all, one at a time
+        assert chosen(graph, graph.suggest(f"speed{number}"))[0].kind == "efficiency"
+        assert graph.suggest("beside") is None
+        settle(ledger, speed[number])
+        graph.on_trial_complete(f"speed{number}")
+    assert chosen(graph, graph.suggest("base")) == [cells[0]]
