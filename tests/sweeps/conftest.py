@@ -22,7 +22,8 @@ SMALLEST = """
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
     """This process's environment with a home of its own and this interpreter first on the path."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
+    # A Ray that this process started has left its own settings, as token authentication.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "MLFLOW_TRACKING_URI"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**kept, "PATH": path, "METATOK_HOME": str(home), **extra}
 

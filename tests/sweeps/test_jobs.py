@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from metatok.experiment import Home, Ledger
 from tests.sweeps.conftest import ROOT, SMALLEST, environment
 
+# The same token for the head and for who submits, whatever this user's own ~/.ray has.
+AUTHENTICATION = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
 RAY = str(Path(sys.executable).parent / "ray")
 
 
@@ -33,10 +36,15 @@ def head(tmp_path: Path, processes: list[subprocess.Popen]) -> Iterator[str]:
             RAY, "start", "--head", "--block", "--num-cpus=2", "--disable-usage-stats",
             f"--port={free_port()}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}",
             f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}",
+            "--min-worker-port=0", "--max-worker-port=0",
         ]  # fmt: skip
         log = (tmp_path / "head.log").open("w")
         process = subprocess.Popen(
-            command, env=environment(tmp_path / "home"), stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment(tmp_path / "home", **AUTHENTICATION),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         processes.append(process)
         address = f"http://127.0.0.1:{dashboard}"
@@ -52,6 +60,8 @@ def wait_until_answers(address: str, process: subprocess.Popen) -> None:
         try:
             with urllib.request.urlopen(f"{address}/api/version", timeout=2):
                 return
+        except urllib.error.HTTPError:
+            return  # it asks for a token, which ray's own command has
         except OSError:
             time.sleep(0.25)
     raise TimeoutError(address)
@@ -59,7 +69,7 @@ def wait_until_answers(address: str, process: subprocess.Popen) -> None:
 
 def submit(address: str, home: Path, *entrypoint: str) -> subprocess.CompletedProcess:
     command = [RAY, "job", "submit", "--working-dir", ".", "--", *entrypoint]
-    env = environment(home, RAY_API_SERVER_ADDRESS=address)
+    env = environment(home, RAY_API_SERVER_ADDRESS=address, **AUTHENTICATION)
     return subprocess.run(command, env=env, cwd=ROOT, text=True, capture_output=True, timeout=200)
 
 
