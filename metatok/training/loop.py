@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -67,7 +67,6 @@ class LoopState:
     step: int
     model: GPT
     optimizer: torch.optim.Optimizer
-    metrics: dict[str, float] = field(default_factory=dict)
 
     def checkpoint(self) -> dict[str, Any]:
         return {
@@ -178,11 +177,11 @@ def train(
         state.step += 1
         window.add(loss, counted, batch.tokens.numel() * world()[1])
         if state.step % settings.log_every == 0 or state.step == steps:
-            state.metrics = window.close() | {
+            metrics = window.close() | {
                 "learning_rate": optimizer.param_groups[0]["lr"],
                 "grad_norm": float(grad_norm),
             }
-            on_log(state.step, state.metrics)
+            on_log(state.step, metrics)
         if state.step % settings.checkpoint_every == 0 and state.step < steps:
             on_checkpoint(state)
     return state
