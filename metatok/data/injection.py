@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from metatok.randomness import generator
+from metatok.randomness import Stream
 
 IGNORE = -100
 
@@ -18,14 +18,14 @@ def meta_positions(seed: int, blocks: np.ndarray, n: int, m: int, epoch: int) ->
 
     Each row is a uniform draw of m of the n positions without replacement, fresh for each block and epoch.
     """
-    positions = np.empty((len(blocks), m), dtype=np.int64)  # (B, M)
     if m == 0:
-        return positions
-    for row, block in zip(positions, blocks.tolist(), strict=True):
-        keys = generator(seed, f"injection/{epoch}", block).random(n)
-        row[:] = np.argpartition(keys, m - 1)[:m]
-    positions.sort(axis=1)
-    return positions
+        return np.empty((len(blocks), 0), dtype=np.int64)
+    draws = Stream(seed, f"injection/{epoch}")
+    keys = np.empty((len(blocks), n))  # (B, n)
+    for row, block in zip(keys, blocks.tolist(), strict=True):
+        draws.at(block).random(out=row)
+    positions = np.argpartition(keys, m - 1, axis=1)[:, :m]  # (B, M)
+    return np.sort(positions, axis=1)
 
 
 def inject(text: np.ndarray, positions: np.ndarray, n: int, meta_id: int) -> tuple[np.ndarray, np.ndarray]:

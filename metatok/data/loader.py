@@ -1,10 +1,9 @@
 """Pre-training batches, a pure function of sample indices: any worker count, any restart, same data."""
 
-import queue
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -80,38 +79,30 @@ class PretrainData:
         return Batch(*(torch.from_numpy(array) for array in arrays))
 
 
-def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """The same items, made `depth` ahead in a thread. An error in making one is raised here."""
-    results: queue.Queue[tuple[str, T | BaseException | None]] = queue.Queue(maxsize=depth)
-    stop = threading.Event()
+class Ahead(Generic[T]):
+    """`make(step)` for steps asked for in turn: the next one of `steps` is made in a thread meanwhile.
 
-    def put(kind: str, value: T | BaseException | None) -> None:
-        while not stop.is_set():
-            try:
-                results.put((kind, value), timeout=0.1)
-                return
-            except queue.Full:
-                continue
+    `make` must depend on the step alone, so that any step may be asked for. An error in making a step is
+    raised where that step is asked for. Use as a context manager, or the thread stays until the end.
+    """
 
-    def work() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stop.is_set():
-                    return
-            put("end", None)
-        except BaseException as error:
-            put("error", error)
+    def __init__(self, make: Callable[[int], T], steps: int) -> None:
+        self._make = make
+        self._steps = steps
+        self._pool = ThreadPoolExecutor(1, "ahead")
+        self._next: tuple[int, Future[T]] | None = None
 
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        while True:
-            kind, value = results.get()
-            if kind == "error":
-                assert isinstance(value, BaseException)
-                raise value
-            if kind == "end":
-                return
-            yield value  # type: ignore[misc]
-    finally:
-        stop.set()
+    def __call__(self, step: int) -> T:
+        ready = self._next
+        current = ready[1] if ready and ready[0] == step else self._pool.submit(self._make, step)
+        following = step + 1
+        self._next = (
+            (following, self._pool.submit(self._make, following)) if following < self._steps else None
+        )
+        return current.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,29 +1,25 @@
-"""Tokenise once: a corpus file becomes token files that are memory-mapped from then on.
+"""A tokenised corpus: token files that are memory-mapped.
 
 A source file F gives, for each split, F.<split>.bin (token ids, little-endian uint16 or uint32, an
 end-of-text id after each document) and F.<split>.npy (document boundaries, int64, documents + 1), and
-F.json, its manifest, which is written last: a file with a manifest is finished. The same input gives the
-same bytes. index.json gathers the manifests of a set.
+F.json, its manifest, which is written last: a file with a manifest is finished. index.json gathers the
+manifests of a set. metatok.data.tokenize makes them.
 """
 
 import json
 import os
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b, sha256
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import quote
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from metatok.data.corpus import Corpus, CorpusConfig, open_corpus
-from metatok.data.tokenizer import Tokenizer
 from metatok.errors import ConfigError
 
 SPLITS = ("train", "validation")
-BATCH_CHARACTERS = 4_000_000
 
 
 class Part(BaseModel):
@@ -51,83 +47,18 @@ class FileManifest(BaseModel):
     problems: dict[str, int]
 
 
-def tokenize_file(
-    corpus_config: CorpusConfig,
-    file: str,
-    tokenizer: Tokenizer,
-    out_dir: str | Path,
-    threads: int = 1,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> FileManifest:
-    """Tokenises source unit `file`; one that is already there, made from the same things, is left alone.
-
-    `on_progress(characters, tokens)` is called after each batch with the totals so far.
-    Raises ConfigError where the file cannot be used.
-    """
-    out_dir = Path(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    corpus = open_corpus(corpus_config)
-    key = _key(corpus, file, tokenizer)
-    manifest_path = out_dir / f"{_stem(file)}.json"
-    finished = _read_manifest(manifest_path)
-    if finished is not None and finished.key == key:
-        return finished
-    # Gone before the token files change, so that no manifest ever describes another run's files.
-    manifest_path.unlink(missing_ok=True)
-    problems: Counter[str] = Counter()
-    writers = {split: _PartWriter(out_dir, file, split, tokenizer.dtype) for split in SPLITS}
-    characters = tokens = 0
-    try:
-        for texts in _batches(corpus.documents(file, problems)):
-            for text, ids in zip(texts, tokenizer.encode_batch(texts, threads), strict=True):
-                writers[split_of(text, corpus_config.validation_fraction)].add(ids, tokenizer.eot_id)
-                characters += len(text)
-                tokens += len(ids) + 1
-            if on_progress is not None:
-                on_progress(characters, tokens)
-        parts = {split: writer.finish() for split, writer in writers.items()}
-    finally:
-        for writer in writers.values():
-            writer.discard()
-    manifest = FileManifest(
-        file=file,
-        key=key,
-        dtype=np.dtype(tokenizer.dtype).name,
-        characters=characters,
-        parts=parts,
-        problems=dict(sorted(problems.items())),
-    )
-    _write_text(manifest_path, manifest.model_dump_json(indent=1))
-    return manifest
-
-
-def finish_shards(out_dir: str | Path, files: Sequence[str]) -> "ShardSet":
-    """Writes index.json over the manifests of `files` and opens the set.
-
-    Raises ConfigError where one is missing, or where they were made by different tokenizers.
-    """
-    out_dir = Path(out_dir)
-    manifests = []
-    for file in sorted(files):
-        manifest = _read_manifest(out_dir / f"{_stem(file)}.json")
-        if manifest is None:
-            raise ConfigError(
-                f"shards {str(out_dir)!r}: source file {file!r} is not tokenised yet; run tokenize_file on it"
-            )
-        manifests.append(manifest)
-    index = {
-        "files": [manifest.model_dump() for manifest in manifests],
-        "tokens": {split: sum(m.parts[split].tokens for m in manifests) for split in SPLITS},
-        "documents": {split: sum(m.parts[split].documents for m in manifests) for split in SPLITS},
-    }
-    _write_text(out_dir / "index.json", json.dumps(index, indent=1))
-    return ShardSet.open(out_dir)
-
-
-def split_of(text: str, validation_fraction: float) -> str:
-    """The split of a document, by a hash of its text: a repeated document is never in both."""
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=b"metatok-split").digest()
-    return "validation" if int.from_bytes(digest, "little") < validation_fraction * 2**64 else "train"
+def describe_problems(manifests: Iterable[FileManifest]) -> str:
+    """What was wrong in source files, in one line, the worst files named; "" where nothing was."""
+    total: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for manifest in manifests:
+        total.update(manifest.problems)
+        files[manifest.file] += sum(manifest.problems.values())
+    if not total:
+        return ""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items()))
+    worst = ", ".join(f"{file} ({count:,})" for file, count in files.most_common(3) if count)
+    return f"{kinds}; most in {worst}"
 
 
 class TokenStream:
@@ -196,82 +127,12 @@ class ShardSet:
         return cls(folder, manifests)
 
 
-class _PartWriter:
-    """One split's .bin and .npy under temporary names until `finish`."""
-
-    def __init__(self, out_dir: Path, file: str, split: str, dtype: type[np.unsignedinteger]) -> None:
-        self.path = out_dir / f"{_stem(file)}.{split}.bin"
-        self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.temporary = out_dir / f".{self.path.name}.{os.getpid()}.tmp"
-        self.stream: BinaryIO = self.temporary.open("wb")
-        self.digest = sha256()
-        self.boundaries = [0]
-
-    def add(self, ids: np.ndarray, eot_id: int) -> None:
-        data = np.append(ids, np.uint32(eot_id)).astype(self.dtype).tobytes()
-        self.stream.write(data)
-        self.digest.update(data)
-        self.boundaries.append(self.boundaries[-1] + len(ids) + 1)
-
-    def finish(self) -> Part:
-        self.stream.close()
-        boundaries = self.path.with_suffix(".npy")
-        temporary = self.temporary.with_suffix(".npy.tmp")
-        with temporary.open("wb") as stream:
-            np.save(stream, np.array(self.boundaries, dtype="<i8"))
-        os.replace(temporary, boundaries)
-        os.replace(self.temporary, self.path)
-        return Part(
-            path=self.path.name,
-            boundaries=boundaries.name,
-            documents=len(self.boundaries) - 1,
-            tokens=self.boundaries[-1],
-            sha256=self.digest.hexdigest(),
-        )
-
-    def discard(self) -> None:
-        """Removes what `finish` did not rename."""
-        self.stream.close()
-        self.temporary.unlink(missing_ok=True)
-
-
-def _key(corpus: Corpus, file: str, tokenizer: Tokenizer) -> str:
-    """Hash of everything that decides the bytes of a file's shards."""
-    if file not in corpus.files:
-        raise ConfigError(f"corpus file={file!r}: not one of its {len(corpus.files)} files; see corpus.files")
-    config = corpus.config
-    things = [
-        "1",
-        config.source,
-        file,
-        corpus.signature(file),
-        config.validation_fraction,
-        corpus.limit(file),
-        config.max_bad_fraction,
-        tokenizer.fingerprint,
-    ]
-    return sha256(json.dumps(things).encode()).hexdigest()
-
-
-def _stem(file: str) -> str:
+def stem(file: str) -> str:
+    """What the names of a source file's shards begin with."""
     return quote(file, safe=" ")
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of consecutive texts of about BATCH_CHARACTERS, so that memory stays flat."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _read_manifest(path: Path) -> FileManifest | None:
+def read_manifest(path: Path) -> FileManifest | None:
     """The manifest, or None where there is none, it is damaged, or a token file is not there in full."""
     try:
         manifest = FileManifest.model_validate_json(path.read_text())
@@ -296,10 +157,11 @@ def _map(folder: Path, manifest: FileManifest, split: str) -> np.ndarray:
     path = folder / part.path
     if not path.is_file() or path.stat().st_size != part.tokens * dtype.itemsize:
         raise ConfigError(f"shards {str(folder)!r}: {part.path} is missing or cut short; tokenise again")
-    return np.memmap(path, dtype=dtype, mode="r")
+    # A plain view: slicing a memmap costs several times more.
+    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

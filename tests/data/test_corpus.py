@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -11,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from metatok.data import corpus as module
-from metatok.data.corpus import Corpus, CorpusConfig, open_corpus
+from metatok.data.corpus import Corpus, CorpusConfig, open_corpus, unusable
 from metatok.errors import ConfigError
 
 
@@ -87,12 +89,73 @@ def test_dirt_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
         "invalid UTF-8 (kept)": 1,
         "lone surrogates (kept)": 1,
     }
+    assert unusable(problems) == 4
     problems.clear()
     assert len(list(corpus.documents("b.json.gz", problems))) > 100
-    assert problems["file cut short (EOFError)"] == 1
-    strict = open_corpus(files(tmp_path, max_bad_fraction=0.0))
-    with pytest.raises(ConfigError, match=r"4 of 207 documents unusable .*raise max_bad_fraction=0.0"):
-        list(strict.documents("a.json"))
+    assert problems == {"file cut short or damaged (EOFError)": 1}
+
+
+def test_damaged_files_of_every_kind_are_read_as_far_as_they_go(folder: Path) -> None:
+    rows = [f"row {i} " + "x" * (i * i % 977) for i in range(5000)]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": [*rows, None]}), folder / "d.parquet", row_group_size=1000, compression="zstd"
+    )
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x", "y"]}), folder / "f.parquet")
+    (folder / "g.parquet").write_bytes(b"junk")
+    (folder / "h.json.gz").write_bytes(b"not gzip")
+    packed = bytearray(gzip.compress(json_lines(*rows).encode()))
+    packed[-5] ^= 255  # of the checksum
+    (folder / "i.jsonl.gz").write_bytes(packed)
+    (folder / "j.txt").write_bytes(b"\xff and \xef\xbf\xbd")
+    (folder / "k.txt").write_bytes("a \ufffd of the text's own".encode())
+    (folder / "l.txt").write_bytes(b"")
+    corpus = open_corpus(files(folder))
+    problems = {file: Counter[str]() for file in corpus.files}
+    texts = {file: list(corpus.documents(file, problems[file])) for file in corpus.files}
+    assert texts["d.parquet"] == rows
+    assert problems["d.parquet"] == {"no text field": 1}
+    assert problems["f.parquet"] == {"no column 'text'": 2}
+    assert problems["g.parquet"] == {"file cut short or damaged (ArrowInvalid)": 1}
+    assert problems["h.json.gz"] == problems["i.jsonl.gz"] == {"file cut short or damaged (BadGzipFile)": 1}
+    assert texts["i.jsonl.gz"] == rows[: len(texts["i.jsonl.gz"])]
+    assert len(texts["i.jsonl.gz"]) > 4000
+    assert (texts["j.txt"], problems["j.txt"]) == (["\ufffd and \ufffd"], {"invalid UTF-8 (kept)": 1})
+    assert (texts["k.txt"], problems["k.txt"]) == (["a \ufffd of the text's own"], {})
+    assert (texts["l.txt"], problems["l.txt"]) == ([], {})
+    data = bytearray((folder / "d.parquet").read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 400] = bytes(400)
+    (folder / "d.parquet").write_bytes(data)
+    problems["d.parquet"].clear()
+    assert 0 < len(list(corpus.documents("d.parquet", problems["d.parquet"]))) < 5000
+    assert [kind for kind in problems["d.parquet"] if kind.startswith("file cut short or damaged")]
+
+
+def test_huge_files_and_lines_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TEXT_CHARACTERS", 100)
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 120)
+    lines = [f"line {i} of a long text\r\n" for i in range(50)]
+    (tmp_path / "a.txt").write_bytes("".join(lines).encode())
+    (tmp_path / "b.txt").write_text("x" * 450)
+    (tmp_path / "c.json").write_text(json_lines("one", "y" * 500, "two", "z" * 120))
+    corpus = open_corpus(files(tmp_path))
+    texts = list(corpus.documents("a.txt"))
+    assert "".join(texts) == "".join(lines)
+    assert all(text.endswith("\n") and 100 <= len(text) < 130 for text in texts[:-1])
+    assert "".join(corpus.documents("b.txt")) == "x" * 450
+    problems: Counter[str] = Counter()
+    assert list(corpus.documents("c.json", problems)) == ["one", "two"]
+    assert problems == {"line over 128 MiB": 2}
+
+
+def test_the_share_read_grows_to_all(folder: Path) -> None:
+    (folder / "a.json").write_text(json_lines(*["word " * 50] * 20_000))
+    (folder / "b.json.gz").write_bytes(gzip.compress((folder / "a.json").read_bytes(), 1))
+    corpus = open_corpus(files(folder))
+    for file in corpus.files:
+        shares = [corpus.share() for _ in corpus.documents(file)]
+        assert shares == sorted(shares)
+        assert 0 <= shares[0] < 0.5 or len(shares) < 3
+        assert corpus.share() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -111,26 +174,35 @@ def test_wrong_paths_are_told_at_once(tmp_path: Path, path: str, message: str) -
         open_corpus(files(tmp_path / path))
 
 
-def test_other_mistakes_are_told(tmp_path: Path) -> None:
+def test_other_mistakes_are_told() -> None:
     with pytest.raises(ValueError, match="source='files' needs at least one"):
         CorpusConfig(source="files")
     with pytest.raises(ValueError, match="only source='files' reads them"):
         CorpusConfig(paths=("x",))
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "d.parquet")
-    with pytest.raises(ConfigError, match="no column 'text'"):
-        documents(open_corpus(files(tmp_path)))
 
 
-def test_an_unreachable_hub_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The address of a server that accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_an_unreachable_hub_is_told_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, silent_server: str
+) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    start = time.monotonic()
-    with pytest.raises(ConfigError, match=r"source='c4'.*out of reach.*source='files'"):
-        open_corpus(CorpusConfig(source="c4"))
+    for endpoint in ("http://127.0.0.1:9", silent_server):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match=r"source='c4'.*out of reach.*source='files'.*'embedded'"):
+            open_corpus(CorpusConfig(source="c4"))
+        assert time.monotonic() - start < 5
+    # The tasks of a sweep that asked once do not ask again.
+    assert len(open_corpus(CorpusConfig(source="c4"), check=False).files) == 1024
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         open_corpus(CorpusConfig(source="c4"))
-    assert time.monotonic() - start < 5
 
 
 def test_c4_is_streamed_through_datasets(
@@ -144,3 +216,6 @@ def test_c4_is_streamed_through_datasets(
     assert corpus.files[0] == "c4-train.00000-of-01024.json.gz"
     assert list(corpus.documents(corpus.files[0])) == ["three _PAUSE_", "four"]
     assert len(open_corpus(CorpusConfig(source="c4", max_documents=10)).files) == 1
+    (folder / "b.json.gz").unlink()
+    with pytest.raises(ConnectionError, match=r"c4-train.00000.*the same command again"):
+        list(corpus.documents(corpus.files[0]))

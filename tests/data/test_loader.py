@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from metatok.data.injection import inject, meta_positions, n_meta
-from metatok.data.loader import PretrainData, prefetch
+from metatok.data.loader import Ahead, PretrainData
 from metatok.data.permutation import Permutation
 from metatok.data.shards import ShardSet, TokenStream
 from metatok.errors import ConfigError
@@ -69,11 +69,17 @@ def test_meta_positions_are_exact_uniform_and_fresh() -> None:
     positions = meta_positions(0, np.arange(blocks), n, m, epoch=0)
     assert positions.shape == (blocks, m)
     assert (np.diff(positions, axis=1) > 0).all()
+    # A position's count varies by blocks * p * (1 - p), p = m / n, and the counts sum to blocks * m: so the
+    # squares, over blocks * p * (1 - p) * n / (n - 1), are chi-square with n - 1 degrees of freedom.
     counts = np.bincount(positions.ravel(), minlength=n)
-    # Draws without replacement vary less than chi-square has it, so the bound from above holds.
-    assert stats.chisquare(counts).pvalue > 1e-4
-    pairs = np.bincount(positions[:, 0] * n + positions[:, 1], minlength=n * n).reshape(n, n)
-    assert pairs[0, 1] > 0
+    p = m / n
+    square = ((counts - blocks * p) ** 2).sum() / (blocks * p * (1 - p)) * (n - 1) / n
+    assert 1e-4 < stats.chi2.cdf(square, n - 1) < 1 - 1e-4
+    # Uniform over sets, not over positions alone: each pair of 6 positions is as likely as another.
+    pairs = meta_positions(0, np.arange(6000), 6, 2, epoch=3)
+    each = np.bincount(pairs[:, 0] * 6 + pairs[:, 1], minlength=36)
+    assert (each > 0).sum() == 15
+    assert stats.chisquare(each[each > 0]).pvalue > 1e-4
     again = meta_positions(0, np.arange(blocks), n, m, epoch=1)
     assert (positions == again).all(axis=1).mean() < 0.01
     assert (meta_positions(0, np.array([7, 3]), n, m, 0) == positions[[7, 3]]).all()
@@ -126,17 +132,37 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         PretrainData(Shards(1001), "train", 128, 1.0, META, seed=0)
 
 
-def test_prefetch_keeps_order_and_raises_the_makers_error() -> None:
-    assert list(prefetch(range(100), depth=3)) == list(range(100))
+def test_steps_are_made_ahead_in_whatever_order_they_are_asked_for() -> None:
+    made: list[int] = []
 
-    def broken():
-        yield 1
-        raise OSError("disk")
+    def make(step: int) -> int:
+        made.append(step)
+        if step == 5:
+            raise OSError("disk")
+        return step * step
 
-    items = prefetch(broken())
-    assert next(items) == 1
-    with pytest.raises(OSError, match="disk"):
-        next(items)
-    endless = prefetch(iter(int, 1))
-    assert next(endless) == 0
-    endless.close()
+    with Ahead(make, steps=8) as ahead:
+        assert [ahead(step) for step in (0, 1, 2, 7, 3)] == [0, 1, 4, 49, 9]
+        assert ahead(4) == 16  # the error of 5, made ahead, is not 4's
+        with pytest.raises(OSError, match="disk"):
+            ahead(5)
+    assert made.count(1) == made.count(2) == 1
+    assert max(made) == 7
+
+
+def test_batches_are_the_same_for_any_worker_count_and_micro_batch_split() -> None:
+    batch_size, steps = 12, 9  # 108 samples: more than two epochs
+    data = PretrainData(Shards(2000), "train", 50, 0.1, META, seed=1)
+    whole = [data.batch(np.arange(batch_size) + step * batch_size).tokens for step in range(steps)]
+    for workers in (1, 2, 3, 4, 6):
+        share = batch_size // workers
+        for micro in (1, 2, share):
+            other = PretrainData(Shards(2000), "train", 50, 0.1, META, seed=1)
+            for step in (8, 0, 3):  # nothing but the step's number says where to go on
+                rows = [
+                    other.batch(np.arange(first, min(first + micro, end))).tokens
+                    for rank in range(workers)
+                    for end in [step * batch_size + (rank + 1) * share]
+                    for first in range(end - share, end, micro)
+                ]
+                assert np.array_equal(np.concatenate(rows), whole[step])

@@ -115,7 +115,8 @@ def test_inputs_half_made_by_a_killed_process_are_not_ready(kind: str, tmp_path:
     cell = tiny.finetune(n_train=20)
     if kind == "shards":
         config = ShardsConfig(corpus=cell.root.corpus, tokenizer=cell.root.tokenizer)
-        inputs.tokenize(config, "speeches-0")
+        *_, last = inputs.tokenize(config, "speeches-0")
+        assert last.manifest is not None
         assert not inputs.ready(config)
         assert len(inputs.shards(config).train) > 0
     else:
