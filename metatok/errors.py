@@ -15,5 +15,8 @@ def one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     where = ".".join(str(part) for part in first["loc"])
-    named = first["type"] == "value_error" and not isinstance(first["input"], str | int | float)
-    return message if named or not where else f"{where}={first['input']!r}: {message}"
+    given = first["input"]
+    named = first["type"] == "value_error" and (
+        not isinstance(given, str | int | float) or f"={given!r}:" in message
+    )
+    return message if named or not where else f"{where}={given!r}: {message}"

@@ -4,7 +4,8 @@ from metatok.tasks.base import Example, Task
 from metatok.tasks.batches import Batch, FinetuneBatches, collate, eval_batches
 from metatok.tasks.curriculum import Curriculum, Phase
 from metatok.tasks.dataset import TaskDataset, TaskDatasetConfig, build
-from metatok.tasks.registry import TASKS, get_task, register
+from metatok.tasks.export import to_datasets
+from metatok.tasks.registry import TASKS, TaskName, get_task, register
 from metatok.tasks.text import TextSource
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "Task",
     "TaskDataset",
     "TaskDatasetConfig",
+    "TaskName",
     "TextSource",
     "build",
     "collate",
     "eval_batches",
     "get_task",
     "register",
+    "to_datasets",
 ]

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
+from metatok.randomness import Stream
 from metatok.tasks.curriculum import Curriculum
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ class Example:
 class Task(ABC):
     """A synthetic task (paper, section 4.2). A task of your own: give it a `name` and an `example`.
 
-    `text` is real text to cut from; a task that needs it sets `needs_text`.
+    `curriculum` tells how hard a phase is. `text` is real text to cut from; a task that needs it sets
+    `needs_text`.
     """
 
     name: ClassVar[str]
@@ -44,6 +48,13 @@ class Task(ABC):
     def __init__(self, curriculum: Curriculum | None = None, text: "TextSource | None" = None) -> None:
         self.curriculum = curriculum if curriculum is not None else Curriculum()
         self.text = text
+        self._streams: dict[tuple[int, int], Stream] = {}
+
+    def rng(self, phase: int, seed: int, index: int) -> np.random.Generator:
+        """That example's own random numbers, of use until the next call."""
+        if (phase, seed) not in self._streams:
+            self._streams[phase, seed] = Stream(seed, f"tasks/{self.name}/{phase}")
+        return self._streams[phase, seed].at(index)
 
     @abstractmethod
     def example(self, phase: int, seed: int, index: int) -> Example:

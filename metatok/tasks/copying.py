@@ -1,7 +1,6 @@
 """Copying: repeat the span of real text between two meta tokens (paper, appendix D.1.4 and H)."""
 
 from metatok.errors import ConfigError
-from metatok.randomness import generator
 from metatok.tasks.base import Example, Task
 from metatok.tasks.curriculum import Curriculum, pick
 from metatok.tasks.text import TextSource, embedded_text
@@ -10,6 +9,7 @@ from metatok.tasks.text import TextSource, embedded_text
 class Copying(Task):
     """A window of text with a bracketed span of C words that ends D words before the question.
 
+    The answer is the span, verbatim; appendix H prints one full stop more after its example's.
     `text` defaults to the embedded corpus. Words are those of `TextSource`: a closing punctuation mark
     counts as one.
     """
@@ -24,7 +24,7 @@ class Copying(Task):
     def example(self, phase: int, seed: int, index: int) -> Example:
         """Raises ConfigError where the text is shorter than the window this phase asks for."""
         schedule = self.curriculum.phase(phase)
-        u = generator(seed, f"tasks/{self.name}/{phase}", index).random(4).tolist()
+        u = self.rng(phase, seed, index).random(4).tolist()
         before = pick(schedule.copy_before, u[0])
         length = pick(schedule.copy_length, u[1])
         distance = pick(schedule.copy_distance, u[2])

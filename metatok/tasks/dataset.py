@@ -7,6 +7,7 @@ hash of the prompt's text.
 import json
 import os
 import shutil
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +24,14 @@ from metatok.errors import ConfigError
 from metatok.randomness import generator
 from metatok.tasks.base import Example, Task
 from metatok.tasks.curriculum import Curriculum
-from metatok.tasks.registry import get_task, task_class
+from metatok.tasks.registry import TaskName, get_task, task_class
 from metatok.tasks.text import corpus_text
 
 Split = Literal["train", "validation", "test"]
 
-# Percent of all prompts a split gets; the rest is train.
-_SHARES: dict[Split, int] = {"validation": 2, "test": 10, "train": 88}
+# Percent of all prompts that a split may have. A prompt of another split is drawn for nothing, so the test
+# sets, of which there is one for every evaluation length, get many more than their share of examples.
+_SHARES: dict[Split, int] = {"validation": 10, "test": 35, "train": 55}
 _PILOT = 128
 _MIN_FIT = 0.02
 _ARRAYS = ("tokens", "offsets", "prompt_lengths", "phases", "indices")
@@ -39,17 +41,21 @@ class TaskDatasetConfig(BaseModel):
     """Which examples.
 
     The prompt has more than min_tokens, prompt and completion with its end-of-text token at most max_tokens.
-    Phases, each with an equal share of the examples: those that a length of `max_tokens` reaches
-    (Curriculum.phases_for) and that have examples of this length; where none has, as for parity's short
-    prompts, the next phase.
+    phase: the one to draw from. None draws from all that a length of `max_tokens` reaches
+    (Curriculum.phases_for), each in proportion to how many of its examples have this length; where none of
+    them has any, as parity's short prompts, from the next phase. A phase of which less than 2% fit is left
+    out; meta.json counts the examples of each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: str
+    # Raised when the same settings give other examples, so that an old data set is not taken for them.
+    generator: Literal[2] = 2
+    task: TaskName
     tokenizer: TokenizerConfig = TokenizerConfig()
     curriculum: Curriculum = Curriculum()
     corpus: CorpusConfig = CorpusConfig()
+    phase: int | None = Field(default=None, ge=1)
     split: Split = "train"
     min_tokens: int = Field(default=0, ge=0)
     max_tokens: int = Field(ge=1)
@@ -63,14 +69,20 @@ class TaskDatasetConfig(BaseModel):
                 f"min_tokens={self.min_tokens}: must be below max_tokens={self.max_tokens}; "
                 "lengths lie above the one and at most at the other"
             )
-        task_class(self.task)
         return self
+
+
+def _digest(prompt: str) -> bytes:
+    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16, person=b"metatok-task").digest()
 
 
 def split_of(prompt: str) -> Split:
     """The split a prompt belongs to, by a hash of its text."""
-    digest = blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8, person=b"metatok-task").digest()
-    percent = int.from_bytes(digest, "little") % 100
+    return _split(_digest(prompt))
+
+
+def _split(digest: bytes) -> Split:
+    percent = int.from_bytes(digest[:8], "little") % 100
     for split in ("validation", "test"):
         percent -= _SHARES[split]
         if percent < 0:
@@ -168,9 +180,10 @@ def _open_same(folder: Path, identity: dict) -> TaskDataset:
 
 @dataclass
 class _Collected:
-    """Accepted examples in the making; a row each in `tokens`, `phases`, ..."""
+    """Accepted examples in the making: all their ids end to end, and a row each in the rest."""
 
-    tokens: list[np.ndarray] = field(default_factory=list)
+    tokens: array
+    lengths: list[int] = field(default_factory=list)
     prompt_lengths: list[int] = field(default_factory=list)
     phases: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
@@ -178,44 +191,44 @@ class _Collected:
     repeated: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Encoded:
     """One example's ids."""
 
-    tokens: np.ndarray
-    prompt_length: int
+    prompt: list[int]
+    completion: list[int]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.completion)
 
     def fits(self, config: TaskDatasetConfig) -> bool:
-        return config.min_tokens < self.prompt_length and len(self.tokens) <= config.max_tokens
+        return config.min_tokens < len(self.prompt) and len(self) <= config.max_tokens
 
 
-def encode_example(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def encode_example(example: Example, tokenizer: Tokenizer) -> _Encoded:
     """Ids of the prompt, and of the completion: a space, the answer, end of text."""
-    prompt = tokenizer.encode_segments(example.segments)
-    return prompt, [*tokenizer.encode(f" {example.completion}"), tokenizer.eot_id]
-
-
-def _encode(example: Example, tokenizer: Tokenizer) -> _Encoded:
-    prompt, completion = encode_example(example, tokenizer)
-    return _Encoded(np.array(prompt + completion, dtype=tokenizer.dtype), len(prompt))
+    completion = [*tokenizer.encode(f" {example.completion}"), tokenizer.eot_id]
+    return _Encoded(tokenizer.encode_segments(example.segments), completion)
 
 
 def _generate(task: Task, config: TaskDatasetConfig, tokenizer: Tokenizer) -> _Collected:
     """The examples, phases mixed in a random order that the seed decides."""
     shares = _fitting_phases(task, config, tokenizer)
-    phases = list(shares)
+    phases, fit = list(shares), np.array(list(shares.values()))
     rng = generator(config.seed, f"datasets/{task.name}/phases")
-    order = rng.integers(len(phases), size=config.n_examples).tolist()
+    order = rng.choice(len(phases), size=config.n_examples, p=fit / fit.sum()).tolist()
     wanted = Counter(order)
-    result, seen = _Collected(), set[bytes]()
-    streams = {
-        i: _accepted(task, phase, config, tokenizer, wanted[i], shares[phase], seen, result)
+    result, seen = _Collected(array(np.dtype(tokenizer.dtype).char)), set[bytes]()
+    streams = [
+        _accepted(task, phase, config, tokenizer, wanted[i], shares[phase], seen, result)
         for i, phase in enumerate(phases)
-    }
+    ]
     for i in order:
         index, example, encoded = next(streams[i])
-        result.tokens.append(encoded.tokens)
-        result.prompt_lengths.append(encoded.prompt_length)
+        result.tokens.extend(encoded.prompt)
+        result.tokens.extend(encoded.completion)
+        result.lengths.append(len(encoded))
+        result.prompt_lengths.append(len(encoded.prompt))
         result.phases.append(phases[i])
         result.indices.append(index)
         result.answers[example.completion] += 1
@@ -226,21 +239,27 @@ def _fitting_phases(task: Task, config: TaskDatasetConfig, tokenizer: Tokenizer)
     """The phases whose examples fit the length range, and the share that does, from a pilot."""
     shares: dict[int, float] = {}
     lengths: list[int] = []
-    reached = config.curriculum.phases_for(config.max_tokens)
-    phases = (*reached, reached[-1] + 1)
-    for phase in phases:
+    if config.phase is None:
+        reached = config.curriculum.phases_for(config.max_tokens)
+        candidates = (*reached, reached[-1] + 1)
+    else:
+        reached = candidates = (config.phase,)
+    for phase in candidates:
         if phase not in reached and shares:
             break
-        pilot = [_encode(task.example(phase, config.seed, i), tokenizer) for i in range(_PILOT)]
+        pilot = [encode_example(task.example(phase, config.seed, i), tokenizer) for i in range(_PILOT)]
         share = sum(encoded.fits(config) for encoded in pilot) / _PILOT
-        lengths += [len(encoded.tokens) for encoded in pilot]
+        lengths += map(len, pilot)
         if share >= _MIN_FIT:
             shares[phase] = share
     if not shares:
+        span = (
+            f"phase {candidates[0]}" if len(candidates) == 1 else f"phases {candidates[0]}-{candidates[-1]}"
+        )
         raise ConfigError(
             f"min_tokens={config.min_tokens}, max_tokens={config.max_tokens}: {task.name} at curriculum "
-            f"{config.curriculum.name!r}, phases {phases[0]}-{phases[-1]}, has lengths of {min(lengths)} to "
-            f"{max(lengths)} tokens; choose a range in there or another curriculum"
+            f"{config.curriculum.name!r}, {span}, has lengths of {min(lengths)} to "
+            f"{max(lengths)} tokens; choose a range in there, another phase or another curriculum"
         )
     return shares
 
@@ -264,14 +283,13 @@ def _accepted(
     tries = 10_000 + int(5 * (2 * count + 20) / (share * _SHARES[config.split] / 100))
     for index in range(tries):
         example = task.example(phase, config.seed, index)
-        prompt = example.prompt
-        if split_of(prompt) != config.split:
+        digest = _digest(example.prompt)
+        if _split(digest) != config.split:
             continue
-        digest = blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if digest in seen and droppable > 0:
             droppable -= 1
             continue
-        encoded = _encode(example, tokenizer)
+        encoded = encode_example(example, tokenizer)
         if not encoded.fits(config):
             continue
         result.repeated += digest in seen
@@ -285,9 +303,9 @@ def _accepted(
 
 
 def _write(folder: Path, collected: _Collected, tokenizer: Tokenizer, identity: dict) -> None:
-    lengths = np.array([len(tokens) for tokens in collected.tokens], dtype=np.int64)
+    lengths = np.array(collected.lengths, dtype=np.int64)
     arrays = {
-        "tokens": np.concatenate(collected.tokens),
+        "tokens": np.frombuffer(collected.tokens, dtype=tokenizer.dtype),
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "prompt_lengths": np.array(collected.prompt_lengths, dtype=np.int64),
         "phases": np.array(collected.phases, dtype=np.int64),

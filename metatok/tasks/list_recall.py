@@ -1,6 +1,5 @@
 """List recall: find item j of a named list (paper, section 4.2, appendix D.1.1 and H)."""
 
-from metatok.randomness import generator
 from metatok.tasks.base import Example, Task
 from metatok.tasks.lists import draw_lists, write_lists
 
@@ -15,7 +14,7 @@ class ListRecall(Task):
 
     def example(self, phase: int, seed: int, index: int) -> Example:
         schedule = self.curriculum.phase(phase)
-        rng = generator(seed, f"tasks/{self.name}/{phase}", index)
+        rng = self.rng(phase, seed, index)
         u = rng.random(5).tolist()
         m, n = schedule.n_lists(u[0]), schedule.n_items(u[1], u[2])
         names, lists = draw_lists(rng, m, n)

@@ -1,6 +1,7 @@
 """Parity: the XOR of the bits before a meta token (paper, appendix D.1.3 and H)."""
 
-from metatok.randomness import generator
+import numpy as np
+
 from metatok.tasks.base import Example, Task
 
 
@@ -11,10 +12,10 @@ class Parity(Task):
 
     def example(self, phase: int, seed: int, index: int) -> Example:
         schedule = self.curriculum.phase(phase)
-        rng = generator(seed, f"tasks/{self.name}/{phase}", index)
+        rng = self.rng(phase, seed, index)
         u = rng.random(4).tolist()
         n_bits = schedule.n_lists(u[0]) * schedule.n_items(u[1], u[2])
-        bits = "".join(map(str, rng.integers(2, size=n_bits).tolist()))
+        bits = rng.integers(ord("0"), ord("2"), size=n_bits, dtype=np.uint8).tobytes().decode()
         return compose(bits, 1 + int(u[3] * n_bits), phase)
 
 

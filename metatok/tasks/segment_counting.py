@@ -1,6 +1,5 @@
 """Segment counting: how often an item occurs between two meta tokens (paper, appendix D.1.2 and H)."""
 
-from metatok.randomness import generator
 from metatok.tasks.base import Example, Task
 from metatok.tasks.lists import draw_lists, write_lists
 from metatok.tasks.words import CATEGORIES
@@ -17,7 +16,7 @@ class SegmentCounting(Task):
 
     def example(self, phase: int, seed: int, index: int) -> Example:
         schedule = self.curriculum.phase(phase)
-        rng = generator(seed, f"tasks/{self.name}/{phase}", index)
+        rng = self.rng(phase, seed, index)
         u = rng.random(6).tolist()
         m, n = schedule.n_lists(u[0]), schedule.n_items(u[1], u[2])
         names, lists = draw_lists(rng, m, n)

@@ -7,7 +7,7 @@ import torch
 from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer
 from metatok.evaluation.accuracy import Records, evaluate
 from metatok.model import GPT, GPTConfig, Intervention
-from metatok.tasks import Curriculum, TaskDataset, TaskDatasetConfig, get_task
+from metatok.tasks import Curriculum, TaskDataset, TaskDatasetConfig, collate, get_task
 from metatok.tasks import build as build_dataset
 from metatok.training import LoopSettings, OptimConfig, finetune
 
@@ -108,6 +108,22 @@ def test_the_batch_size_changes_nothing(trained: tuple[GPT, TaskDataset]) -> Non
     whole = by_index(evaluate(model, dataset, 1000))
     for size in (1, 7, 64):
         assert by_index(evaluate(model, dataset, size)) == whole
+
+
+def test_what_stands_in_the_padding_changes_nothing(trained: tuple[GPT, TaskDataset]) -> None:
+    model, dataset = trained
+    batch = collate(dataset, np.arange(len(dataset)))
+    padding = torch.arange(batch.tokens.size(1)) >= batch.lengths[:, None]  # (B, T)
+    assert padding.any()
+    assert (batch.targets[padding] == -100).all()
+    noise = torch.randint(model.cfg.meta_token_id, batch.tokens.shape, generator=torch.manual_seed(0))
+    scored = batch.targets >= 0
+    with torch.no_grad():
+        plain, noisy = (
+            model(tokens, meta_positions=batch.meta_positions)[scored]
+            for tokens in (batch.tokens, torch.where(padding, noise, batch.tokens))
+        )
+    torch.testing.assert_close(plain, noisy)
 
 
 def test_an_intervention_changes_what_is_scored(trained: tuple[GPT, TaskDataset]) -> None:

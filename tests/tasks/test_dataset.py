@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer
+from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer, gpt2
 from metatok.errors import ConfigError
 from metatok.tasks import (
     Curriculum,
@@ -71,6 +71,33 @@ def test_splits_share_no_prompt_whatever_the_seed_or_length(
     assert not sets["validation"] & sets["test"]
 
 
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_a_phase_has_train_and_test_examples_that_differ_in_content(task: str, tmp_path: Path) -> None:
+    """Phase 1, the one with the fewest prompts, in the paper's 9 : 1."""
+    found = {}
+    for split, n in (("train", 4500), ("test", 500)):
+        settings = TaskDatasetConfig(task=task, phase=1, split=split, max_tokens=1024, n_examples=n)
+        dataset = build(settings, gpt2(), tmp_path / split)
+        assert set(dataset.phases.tolist()) == {1}
+        assert len(dataset) == n
+        found[split] = {gpt2().decode(dataset.prompt(i)) for i in range(n)}
+        assert len(found[split]) == n
+    assert not found["train"] & found["test"]
+
+
+def test_phases_count_by_how_many_of_their_examples_fit(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    fields = {"split": "test", "min_tokens": 64, "max_tokens": 128, "n_examples": 1000}
+    dataset = build(config("list_recall", **fields), tokenizer, tmp_path / "d")
+    task = get_task("list_recall", Curriculum.tiny())
+    fit = {}
+    for phase in (1, 2):
+        examples = [task.example(phase, 1, i) for i in range(600)]
+        lengths = np.array([len(tokenizer.encode_segments(e.segments)) for e in examples])
+        fit[phase] = ((lengths > 64) & (lengths <= 125)).mean()
+    expected = 1000 * fit[2] / (fit[1] + fit[2])
+    assert abs(dataset.meta["phases"]["2"] - expected) < 100
+
+
 def test_the_same_settings_give_the_same_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     build(config("copying"), tokenizer, tmp_path / "a")
     build(config("copying"), tokenizer, tmp_path / "b")
@@ -98,7 +125,7 @@ def test_prompts_are_distinct_until_there_are_no_more(tokenizer: Tokenizer, tmp_
     few = config("parity", curriculum=Curriculum(name="few", phases=(easy,)), max_tokens=64)
     dataset = build(few, tokenizer, tmp_path / "few")
     distinct = len(set(prompts(dataset)))
-    assert 40 < distinct <= 64
+    assert 25 < distinct <= 64
     assert dataset.meta["repeated_prompts"] == 300 - distinct
 
 
@@ -118,6 +145,11 @@ def test_mistakes_are_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
     only_long = Curriculum(name="long", phases=(Curriculum().phase(5),))
     with pytest.raises(ConfigError, match="max_tokens=128"):
         build(config(curriculum=only_long), tokenizer, tmp_path / "long")
+    phase_5 = config(curriculum=Curriculum(), phase=5, max_tokens=128)
+    with pytest.raises(
+        ConfigError, match=r"max_tokens=128: list_recall at curriculum 'table6', phase 5, has"
+    ):
+        build(phase_5, tokenizer, tmp_path / "phase5")
     with pytest.raises(ValueError, match="min_tokens=128"):
         config(min_tokens=128)
     with pytest.raises(ValueError, match="unknown, choose one of"):

@@ -7,6 +7,7 @@ import pytest
 
 from metatok.data.tokenizer import gpt2
 from metatok.errors import ConfigError
+from metatok.randomness import Stream, generator
 from metatok.tasks import (
     TASKS,
     Curriculum,
@@ -100,6 +101,8 @@ def test_an_example_depends_on_phase_seed_and_index_alone(name: str) -> None:
     alone = task.example(2, 5, 11)
     in_a_row = [get_task(name).example(2, 5, index) for index in range(12)][11]
     assert alone == in_a_row
+    rng = generator(5, "tasks/x/2", 11)
+    assert (Stream(5, "tasks/x/2").at(11).random(9) == rng.random(9)).all()
     others = [task.example(1, 5, 11), task.example(2, 6, 11), task.example(2, 5, 12)]
     assert len({alone.prompt, *(other.prompt for other in others)}) == 4
 
@@ -132,21 +135,24 @@ def prompt_lengths(name: str, phase: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_gpt2_lengths_meet_table_6(name: str) -> None:
-    """Phases 1-3 stay below their upper bound; phases 4 and 5 have enough examples within it.
-
-    No word list could put phases 1-3 wholly inside their range and keep phases 4-5 in theirs: the item
-    counts of Table 6 ask for more than two tokens an item in the former and about one in the latter.
+    """Table 6's columns contradict each other (see metatok.tasks.curriculum), so the list tasks and parity,
+    whose items are counted, stay below the upper bound in phases 1-3 and mostly in range in 4 and 5.
     """
     curriculum = Curriculum()
     medians = []
-    for phase, count in zip(range(1, 6), (300, 200, 100, 60, 40), strict=True):
+    for phase, count in zip(range(1, 6), (400, 300, 200, 100, 60), strict=True):
         lengths = prompt_lengths(name, phase, count)
         medians.append(np.median(lengths))
         low, high = curriculum.phase(phase).tokens
-        assert (lengths <= high).mean() >= (0.95 if phase <= 3 else 0.3)
+        inside = ((lengths >= low) & (lengths <= high)).mean()
+        if name == "copying":
+            assert inside >= (0.4 if phase == 3 else 0.8)
+        elif phase >= 4:
+            assert inside >= 0.35
+        if name == "copying" or phase <= 3:
+            assert (lengths <= high).mean() >= 0.9
         # The upper tail gets into the range in every phase but for parity, whose bits are the shortest items.
         assert np.percentile(lengths, 99) >= (low if name != "parity" else low / 2)
-        assert medians[-1] >= low / 2
     assert medians == sorted(medians)
 
 

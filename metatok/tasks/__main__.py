@@ -1,0 +1,176 @@
+"""Look at a task's examples, or write them to a file: python -m metatok.tasks show | export"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from pydantic import ValidationError
+from rich.console import Console
+from rich.text import Text
+
+from metatok.data.corpus import CorpusConfig
+from metatok.data.tokenizer import Tokenizer, TokenizerConfig, gpt2
+from metatok.errors import ConfigError, one_line
+from metatok.tasks.base import PAUSE, Example
+from metatok.tasks.curriculum import Curriculum
+from metatok.tasks.dataset import Split, TaskDatasetConfig, build, encode_example
+from metatok.tasks.registry import get_task, task_class, task_name
+from metatok.tasks.text import corpus_text
+
+PROGRAM = "python -m metatok.tasks"
+HELP = ("-h", "--help")
+PAPER_EXAMPLES: dict[Split, int] = {"train": 90_000, "validation": 10_000, "test": 10_000}
+UNBOUNDED = 2**31 - 1
+
+TaskArgument = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(help="list_recall, segment_counting, parity, copying, or your own one's name or .py file"),
+]
+CurriculumName = Literal["table6", "tiny"]
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print examples as the paper's appendix H does, with token counts."""
+
+    task: TaskArgument = ""
+    phase: int = 1  # difficulty, from 1
+    n: int = 3  # how many examples
+    seed: int = 0
+    index: int = 0  # the first example's
+    tokenizer: str = "gpt2"  # gpt2, or a tokenizer's json file
+    curriculum: CurriculumName = "table6"
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)  # where a task that needs text finds it
+
+    def run(self) -> None:
+        text = corpus_text(self.corpus) if task_class(self.task).needs_text else None
+        task = get_task(self.task, curriculum(self.curriculum), text)
+        tokenizer = load_tokenizer(self.tokenizer)
+        console = Console(highlight=False)
+        for index in range(self.index, self.index + self.n):
+            example = task.example(self.phase, self.seed, index)
+            encoded = encode_example(example, tokenizer)
+            counts = f"prompt {len(encoded.prompt)} tokens, {len(example.segments) - 1} of them meta"
+            counts += f"; completion {len(encoded.completion)}, with its end of text"
+            title = f"{task.name}, phase {self.phase}, seed {self.seed}, index {index}: {counts}"
+            console.print(Text(title, style="bold"), highlighted(example), "", sep="\n", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write examples to a .jsonl or .parquet file, a row each."""
+
+    task: TaskArgument = ""
+    out: Path | None = None  # the file, ending in .jsonl or .parquet
+    phase: int | None = None  # the one to draw from; default: all that max_tokens reaches
+    split: Split = "train"
+    n: int | None = None  # how many; default: the paper's 90,000 of train, 10,000 of the others
+    seed: int = 0
+    min_tokens: int = 0  # the prompt has more
+    max_tokens: int | None = None  # prompt and completion have at most so many
+    tokenizer: str = "gpt2"  # gpt2, or a tokenizer's json file
+    curriculum: CurriculumName = "table6"
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)  # where a task that needs text finds it
+
+    def run(self) -> None:
+        import datasets  # its import takes a second
+
+        from metatok.tasks import export
+
+        task_name(self.task)
+        if self.out is None:
+            raise ConfigError(f"out: give the file to write, ending in {' or '.join(export.FORMATS)}")
+        export.check_path(self.out)
+        if self.phase is None and self.max_tokens is None:
+            raise ConfigError(
+                "phase, max_tokens: give at least one of them; they say which phases to draw from"
+            )
+        datasets.disable_progress_bars()
+        tokenizer = load_tokenizer(self.tokenizer)
+        bpe = {} if tokenizer.name == "gpt2" else {"name": "bpe", "vocab_size": tokenizer.vocab_size}
+        config = TaskDatasetConfig(
+            task=self.task,
+            tokenizer=TokenizerConfig.model_validate(bpe),
+            curriculum=curriculum(self.curriculum),
+            corpus=self.corpus,
+            phase=self.phase,
+            split=self.split,
+            min_tokens=self.min_tokens,
+            max_tokens=UNBOUNDED if self.max_tokens is None else self.max_tokens,
+            n_examples=PAPER_EXAMPLES[self.split] if self.n is None else self.n,
+            seed=self.seed,
+        )
+        with tempfile.TemporaryDirectory(prefix="metatok-") as folder:
+            dataset = build(config, tokenizer, Path(folder) / "examples")
+            export.write(export.to_datasets(dataset, tokenizer), self.out)
+            print(
+                f"{self.out}: {len(dataset):,} examples of {min(dataset.lengths)} to {max(dataset.lengths)} "
+                f"tokens; {dataset.majority_share:.1%} have the commonest answer"
+            )
+
+
+COMMANDS: Mapping[str, type[Show | Export]] = {"show": Show, "export": Export}
+
+
+def curriculum(name: CurriculumName) -> Curriculum:
+    return Curriculum.tiny() if name == "tiny" else Curriculum()
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    return gpt2() if name == "gpt2" else Tokenizer.load(name)
+
+
+def highlighted(example: Example) -> Text:
+    """Prompt and completion, the meta tokens in colour."""
+    pause = Text(PAUSE, style="bold magenta")
+    prompt = pause.join(Text(segment) for segment in example.segments)
+    return Text.assemble(
+        ("Prompt: ", "dim"), prompt, ("\nCompletion: ", "dim"), (example.completion, "green")
+    )
+
+
+def parse(arguments: Sequence[str]) -> Show | Export:
+    """The command of these arguments. Errors: ConfigError in one line."""
+    name = next(iter(arguments), "")
+    if name in HELP:
+        tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), prog=PROGRAM, args=[name], description=__doc__)
+    if name not in COMMANDS:
+        raise ConfigError(
+            f"command {name!r} is unknown, choose one of {', '.join(COMMANDS)}; --help tells more"
+        )
+    command, unknown = tyro.cli(
+        COMMANDS[name],
+        prog=f"{PROGRAM} {name}",
+        args=list(arguments[1:]),
+        return_unknown_args=True,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    if unknown:
+        raise ConfigError(f"option {unknown[0]!r} of {name} is unknown; --help lists all")
+    return command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0, 2 on a mistake, 130 on Ctrl-C."""
+    try:
+        parse(arguments).run()
+    except ValidationError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
