@@ -12,7 +12,8 @@ demo: $(INSTALLED)
 	$(BIN)/python reports/build_tables.py --preset smoke
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/sweeps --ignore=tests/experiment
+	$(BIN)/python -m pytest tests/sweeps tests/experiment
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -197,11 +197,16 @@ def _generation_times(model: GPT, prompt: Tensor, new_tokens: int) -> tuple[floa
 
 
 def inject_meta_tokens(prompt: Tensor, n_meta: int, meta_token_id: int, seed: int = 0) -> Tensor:
-    """prompt (B, P) with n_meta meta tokens at uniformly drawn places of each row: (B, P + n_meta)."""
+    """prompt (B, P) with n_meta meta tokens at uniformly drawn places before each row's end: (B, P + n_meta).
+
+    The last token stays text: a model with random weights repeats it, and a trained one never generates a
+    meta token.
+    """
     B, P = prompt.shape
     out = prompt.new_full((B, P + n_meta), meta_token_id)
     for row in range(B):
-        text = generator(seed, "efficiency/inject", row).choice(P + n_meta, P, replace=False)
+        text = generator(seed, "efficiency/inject", row).choice(P - 1 + n_meta, P - 1, replace=False)
+        text = np.append(text, P - 1 + n_meta)
         out[row, torch.from_numpy(np.sort(text)).to(prompt.device)] = prompt[row]
     return out
 
@@ -291,8 +296,12 @@ def transformers_gpt2(cfg: GPTConfig) -> nn.Module:
         embd_pdrop=cfg.dropout,
         attn_pdrop=cfg.dropout,
         use_cache=False,
+        bos_token_id=None,  # its defaults lie outside a small vocabulary
+        eos_token_id=None,
     )
-    return GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # what it falls back to, with a warning
+    return model
 
 
 def training_step(

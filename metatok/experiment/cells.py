@@ -18,7 +18,8 @@ from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
 from metatok.model import VARIANTS, GPTConfig, Intervention
 from metatok.tasks.curriculum import Curriculum
-from metatok.tasks.registry import task_class
+from metatok.tasks.dataset import Split
+from metatok.tasks.registry import TaskName
 from metatok.training.optim import OptimConfig
 
 Precision = Literal["fp32", "bf16"]
@@ -191,9 +192,11 @@ class Finetune(Cell):
     completion have at most E.
     """
 
+    version: ClassVar[int] = 2
+    eval_split: ClassVar[Split] = "test"
     kind: Literal["finetune"] = "finetune"
     base: Annotated[Pretrain | Published | Extend | Finetune, Field(discriminator="kind")]
-    task: str
+    task: TaskName
     curriculum: Curriculum = Curriculum()
     train_length: int = Field(ge=1)
     eval_lengths: tuple[int, ...]
@@ -207,7 +210,6 @@ class Finetune(Cell):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        task_class(self.task)
         context = self.result_model.context_length
         if self.train_length > context:
             raise ValueError(
@@ -231,6 +233,18 @@ class Finetune(Cell):
             "train_length": self.train_length,
             "seed": self.seed,
         }
+
+
+class Candidate(Finetune):
+    """A fine-tune of a hyperparameter search, scored on the validation split."""
+
+    eval_split: ClassVar[Split] = "validation"
+    kind: Literal["candidate"] = "candidate"  # type: ignore[assignment]
+
+    @property
+    def labels(self) -> dict[str, str | int | float]:
+        tried = {"learning_rate": f"lr{self.optim.learning_rate:.2e}", "steps": f"{self.steps}steps"}
+        return super().labels | tried
 
 
 class Ablate(Cell):
@@ -260,11 +274,12 @@ class Ablate(Cell):
 class RateDistortion(Cell):
     """One point of a rate-distortion curve: VIB on a frozen model's hidden states (section 5.1, Figure 3)."""
 
+    version: ClassVar[int] = 2
     kind: Literal["rate_distortion"] = "rate_distortion"
     base: Annotated[Pretrain | Extend | Finetune, Field(discriminator="kind")]
     site: Literal["meta", "last_non_meta"]
     beta: float = Field(ge=0)
-    task: str = "list_recall"
+    task: TaskName = "list_recall"
     curriculum: Curriculum = Curriculum()
     max_tokens: int = Field(ge=1)
     n_examples: int = Field(default=50, ge=2)
@@ -275,7 +290,6 @@ class RateDistortion(Cell):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        task_class(self.task)
         _check_positions(self, "max_tokens", self.max_tokens)
         return self
 
@@ -315,12 +329,13 @@ class Efficiency(Cell):
     which the ledger's tags name.
     """
 
+    version: ClassVar[int] = 2
     kind: Literal["efficiency"] = "efficiency"
     model: GPTConfig
     meta_fraction: float = Field(default=0.1, gt=0, lt=1)
     batch_size: int = Field(default=4, ge=1)
-    prompt_tokens: int = Field(default=512, ge=1)
-    new_tokens: int = Field(default=64, ge=2)
+    prompt_tokens: int = Field(default=448, ge=1)
+    new_tokens: int = Field(default=448, ge=2)
     repeats: int = Field(default=20, ge=1)
     precision: Precision = "fp32"
     seed: int = 0
@@ -342,13 +357,14 @@ class Efficiency(Cell):
 
 
 AnyCell = Annotated[
-    Pretrain | Published | Extend | Finetune | Ablate | RateDistortion | Probe | Efficiency,
+    Pretrain | Published | Extend | Candidate | Finetune | Ablate | RateDistortion | Probe | Efficiency,
     Field(discriminator="kind"),
 ]
 KINDS: tuple[type[Cell], ...] = (
     Pretrain,
     Published,
     Extend,
+    Candidate,
     Finetune,
     Ablate,
     RateDistortion,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,6 +14,7 @@ from metatok.errors import ConfigError, one_line
 from metatok.experiment.cells import (
     GPT2_VOCAB_SIZE,
     Ablate,
+    Candidate,
     Cell,
     Efficiency,
     Extend,
@@ -24,12 +25,14 @@ from metatok.experiment.cells import (
     Published,
     RateDistortion,
     injects_meta_tokens,
+    model_name,
 )
 from metatok.experiment.plan import STAGES, stage_of
+from metatok.experiment.search import Choice, SearchSettings, Setting
 from metatok.experiment.settings import RunSettings
 from metatok.model import VARIANTS, GPTConfig, Intervention
 from metatok.tasks.curriculum import Curriculum
-from metatok.tasks.registry import task_class
+from metatok.tasks.registry import TaskName
 from metatok.training.optim import OptimConfig
 
 CURRICULA = {"table6": Curriculum(), "tiny": Curriculum.tiny()}
@@ -70,7 +73,7 @@ class ExtendSettings(_Part):
     batch_size: int = Field(default=480, ge=1)
     validation_sequences: int = Field(default=50, ge=1)
     optim: OptimConfig = OptimConfig(learning_rate=2e-5, min_learning_rate=2e-5)
-    tasks: tuple[str, ...] = ("list_recall", "segment_counting")
+    tasks: tuple[TaskName, ...] = ("list_recall", "segment_counting")
     train_lengths: tuple[int, ...] = (2048, 4096, 8192)
     finetune_steps: _Steps = (4200,)
     eval_lengths: tuple[int, ...] = (2048, 3072, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 14336, 16384)
@@ -82,7 +85,8 @@ class FinetuneSettings(_Part):
 
     steps: optimiser steps of each train length in turn; the last entry serves all further ones.
     steps_by_task replaces it for the tasks it names. chained: each train length continues from the previous
-    one's weights.
+    one's weights. search: of learning rate and steps; chosen: what it found, which replaces them (the models
+    extended by YaRN keep theirs).
     """
 
     train_lengths: tuple[int, ...] = Field(default=(128, 256, 512), min_length=1)
@@ -91,9 +95,15 @@ class FinetuneSettings(_Part):
     n_test: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=64, ge=1)
     steps: _Steps = (4200,)
-    steps_by_task: dict[str, _Steps] = {}
+    steps_by_task: dict[TaskName, _Steps] = {}
     optim: OptimConfig = OptimConfig(learning_rate=1e-4, min_learning_rate=1e-5, warmup_steps=100)
     chained: bool = True
+    search: SearchSettings = SearchSettings()
+    chosen: tuple[Choice, ...] = ()
+
+    def choice(self, model: str, task: str) -> Setting | None:
+        """What a search chose for the fine-tunes of a model on a task."""
+        return next((c for c in self.chosen if (c.model, c.task) == (model, task)), None)
 
 
 class AnalysisSettings(_Part):
@@ -108,8 +118,8 @@ class AnalysisSettings(_Part):
     bottleneck_examples: int = Field(default=50, ge=2)
     bottleneck_tokens: int = Field(default=512, ge=1)
     probe_examples: int = Field(default=100, ge=1)
-    prompt_tokens: int = Field(default=512, ge=1)
-    new_tokens: int = Field(default=64, ge=2)
+    prompt_tokens: int = Field(default=448, ge=1)
+    new_tokens: int = Field(default=448, ge=2)
     repeats: int = Field(default=20, ge=1)
     sizes: tuple[ModelSize, ...] = ()
     batch_size: int = Field(default=4, ge=1)
@@ -123,7 +133,7 @@ class Preset(_Part):
 
     name: str
     models: tuple[str, ...] = ("gpt2_ape", "meta_ape", "meta_rope")
-    tasks: tuple[str, ...] = ("list_recall", "segment_counting", "parity", "copying")
+    tasks: tuple[TaskName, ...] = ("list_recall", "segment_counting", "parity", "copying")
     seeds: tuple[int, ...] = (0,)
     stages: tuple[str, ...] = STAGES
     corpus: CorpusConfig = CorpusConfig()
@@ -147,8 +157,6 @@ class Preset(_Part):
             for value in values:
                 if value not in known:
                     raise ValueError(f"{field}={value!r}: unknown, choose one of {', '.join(known)}")
-        for task in (*self.tasks, *self.extend.tasks, *self.finetune.steps_by_task):
-            task_class(task)
         if not (self.models and self.seeds):
             raise ValueError("models and seeds must not be empty")
         return self
@@ -165,19 +173,17 @@ class Preset(_Part):
         return [cell for cell in cells if stage_of(cell) in self.stages]
 
     def _cells(self, seed: int) -> Iterator[Cell]:
-        bases = {name: self._pretrain(name, seed) for name in self.models if name in VARIANTS}
-        yield from bases.values()
-        published = [Published(corpus=self.corpus) for name in self.models if name not in VARIANTS]
-        if seed == self.seeds[0]:  # one cell serves the fine-tunes of all seeds
-            yield from published
+        roots = self._roots(seed)
+        bases = {name: root for name, root in roots.items() if isinstance(root, Pretrain)}
+        # One cell of a published model serves the fine-tunes of all seeds.
+        yield from roots.values() if seed == self.seeds[0] else bases.values()
         finetunes: list[Finetune] = []
         if self.extend.model in bases:
             for scale in self.extend.scales:
                 extended = self._extension(bases[self.extend.model], scale)
                 yield extended
                 yield from self._long_finetunes(extended)
-        roots: list[Pretrain | Published] = [*bases.values(), *published]
-        for root in roots:
+        for root in roots.values():
             for task in self.tasks:
                 finetunes += self._finetunes(root, task, seed)
         yield from finetunes
@@ -190,6 +196,13 @@ class Preset(_Part):
             if cell.root.meta_fraction:
                 yield from self._ablations(cell)
         yield from self._probes(finetunes)
+
+    def _roots(self, seed: int) -> dict[str, Pretrain | Published]:
+        """What all else builds on, by name: our variants, then published models."""
+        ours: dict[str, Pretrain | Published] = {
+            name: self._pretrain(name, seed) for name in self.models if name in VARIANTS
+        }
+        return ours | {name: Published(corpus=self.corpus) for name in self.models if name not in VARIANTS}
 
     def _pretrain(self, name: str, seed: int) -> Pretrain:
         vocab_size = self.tokenizer.vocab_size or GPT2_VOCAB_SIZE
@@ -234,15 +247,47 @@ class Preset(_Part):
                 self.extend.eval_lengths,
                 self.extend.n_test,
                 base.seed,
+                self.finetune.optim,
             )
 
-    def _finetunes(self, base: Pretrain | Published, task: str, seed: int) -> Iterator[Finetune]:
+    def _finetunes(
+        self, base: Pretrain | Published, task: str, seed: int, setting: Setting | None = None
+    ) -> Iterator[Finetune]:
+        """setting: learning rate and steps; None: what a search chose, or the preset's."""
         # Learned positions end at the context; relative ones are tested beyond it.
         limit = base.model.context_length if base.model.position == "ape" else None
         eval_lengths = [n for n in self.finetune.eval_lengths if limit is None or n <= limit]
         settings = self.finetune
-        steps = settings.steps_by_task.get(task, settings.steps)
-        yield from self._chain(base, task, settings.train_lengths, steps, eval_lengths, settings.n_test, seed)
+        steps, optim = settings.steps_by_task.get(task, settings.steps), settings.optim
+        setting = setting or settings.choice(model_name(base), task)
+        if setting is not None:
+            steps = tuple(max(1, round(setting.step_factor * n)) for n in steps)
+            optim = optim.at_rate(setting.learning_rate)
+        lengths = settings.train_lengths
+        yield from self._chain(base, task, lengths, steps, eval_lengths, settings.n_test, seed, optim)
+
+    def candidates(
+        self, settings: Mapping[tuple[str, str], Sequence[Setting]], share: float
+    ) -> dict[tuple[str, str], dict[Setting, Candidate]]:
+        """A round of the search: for each (model, task) of `settings` a cell a setting.
+
+        Each trains for `share` of its setting's steps, from the first seed's base at the first train length.
+        """
+        roots = {model_name(root): root for root in self._roots(self.seeds[0]).values()}
+        return {
+            (model, task): {s: self._candidate(roots[model], task, s, share) for s in tried}
+            for (model, task), tried in settings.items()
+        }
+
+    def _candidate(self, root: Pretrain | Published, task: str, setting: Setting, share: float) -> Candidate:
+        cell = next(self._finetunes(root, task, self.seeds[0], setting))
+        fields = {name: getattr(cell, name) for name in Finetune.model_fields} | {
+            "kind": "candidate",
+            "steps": max(1, round(share * cell.steps)),
+            "eval_lengths": (cell.train_length,),
+            "n_test": self.finetune.search.n_validation,
+        }
+        return Candidate.model_validate(fields)
 
     def _chain(
         self,
@@ -253,6 +298,7 @@ class Preset(_Part):
         eval_lengths: Sequence[int],
         n_test: int,
         seed: int,
+        optim: OptimConfig,
     ) -> Iterator[Finetune]:
         """One fine-tune a train length, each on top of the previous one if they are chained."""
         settings = self.finetune
@@ -266,7 +312,7 @@ class Preset(_Part):
                 eval_lengths=tuple(eval_lengths),
                 n_train=settings.n_train,
                 n_test=n_test,
-                optim=settings.optim,
+                optim=optim,
                 batch_size=settings.batch_size,
                 steps=steps[min(i, len(steps) - 1)],
                 precision=self.precision,

@@ -15,6 +15,7 @@ from metatok.experiment.preset import (
     Preset,
     PretrainSettings,
 )
+from metatok.experiment.search import SearchSettings
 from metatok.experiment.settings import RunSettings
 from metatok.training.optim import OptimConfig
 
@@ -53,13 +54,14 @@ def smoke() -> Preset:
             steps=(100, 50),
             steps_by_task={"list_recall": (1800, 150)},
             optim=OptimConfig(learning_rate=4e-3, min_learning_rate=4e-4, warmup_steps=50),
+            search=SearchSettings(learning_rates=(4e-4, 4e-2), n_validation=200),
         ),
         analysis=AnalysisSettings(
             noise_scales=(0.5,),
             bottleneck_tokens=64,
             probe_examples=40,
-            prompt_tokens=96,
-            new_tokens=16,
+            prompt_tokens=56,
+            new_tokens=56,
             repeats=7,
         ),
         run=RunSettings(
@@ -92,7 +94,9 @@ def laptop() -> Preset:
             "analysis": small.analysis.model_copy(
                 update={
                     "probe_examples": 100,
-                    "prompt_tokens": 200,
+                    "prompt_tokens": 112,
+                    "new_tokens": 112,
+                    "batch_size": 8,
                     "repeats": 15,
                     "sizes": (
                         ModelSize(n_layer=4, n_head=4, n_embd=128, context_length=256),

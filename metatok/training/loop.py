@@ -197,7 +197,7 @@ def _wrapped(model: GPT, settings: LoopSettings) -> nn.Module:
         module = DistributedDataParallel(
             module,
             device_ids=[index or 0] if on_gpu else None,
-            broadcast_buffers=False,  # they are constants
+            forward_sync_buffers=False,  # they are constants
             gradient_as_bucket_view=True,
         )
     return module

@@ -35,6 +35,12 @@ class OptimConfig(BaseModel):
             )
         return self
 
+    def at_rate(self, learning_rate: float) -> Self:
+        """The same with another peak learning rate; min_learning_rate keeps its share of it."""
+        share = self.min_learning_rate / self.learning_rate
+        changed = {"learning_rate": learning_rate, "min_learning_rate": share * learning_rate}
+        return type(self).model_validate(self.model_dump() | changed)
+
     def rate_at(self, step: int, steps: int) -> float:
         """Learning rate of optimiser step `step` (from 0) in a run of `steps`."""
         decay_steps = self.decay_steps or steps

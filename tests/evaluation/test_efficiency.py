@@ -60,6 +60,7 @@ def test_injected_prompt_keeps_the_text_and_gains_the_meta_tokens():
     injected = inject_meta_tokens(prompt, 4, META, seed=1)
     assert injected.shape == (2, 24)
     assert (injected == META).sum(1).tolist() == [4, 4]
+    assert torch.equal(injected[:, -1], prompt[:, -1])  # so that generation goes on from text
     assert torch.equal(injected[injected != META].reshape(2, 20), prompt)
     assert torch.equal(injected, inject_meta_tokens(prompt, 4, META, seed=1))
     assert not torch.equal(injected, inject_meta_tokens(prompt, 4, META, seed=2))

@@ -153,7 +153,7 @@ def test_bumping_a_kinds_version_invalidates_it_and_what_builds_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = {kind: cell.fingerprint for kind, cell in one_of_each().items()}
-    monkeypatch.setattr(Finetune, "version", 2)
+    monkeypatch.setattr(Finetune, "version", Finetune.version + 1)
     after = {kind: cell.fingerprint for kind, cell in one_of_each().items()}
     assert {kind for kind in before if before[kind] != after[kind]} == {"finetune", "ablate", "probe"}
 

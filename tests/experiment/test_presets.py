@@ -43,7 +43,7 @@ def test_every_preset_makes_cells_of_every_stage(name: str) -> None:
     preset = get_preset(name)
     assert preset.name == name
     counts = Counter(stage_of(cell) for cell in preset.cells())
-    assert set(counts) == set(STAGES)
+    assert set(counts) == set(STAGES) - {"search"}
     assert len(fingerprints(preset)) == len(with_ancestors(preset.cells()))
 
 
