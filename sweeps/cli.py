@@ -57,7 +57,9 @@ def parse(arguments: Sequence[str], stage: str | None, description: str) -> Comm
 
 
 def main(stage: str | None = None, description: str = "") -> None:
-    """Entry point of the scripts: `stage` None runs all. Exits 0, 1 if a cell failed, 2 on a mistake."""
+    """Entry point of the scripts: `stage` None runs all. Exits 0, 1 if a cell failed, 2 on a mistake,
+    130 on Ctrl-C.
+    """
     try:
         command = parse(sys.argv[1:], stage, description)
         home = Home.open(command.home)
@@ -67,6 +69,9 @@ def main(stage: str | None = None, description: str = "") -> None:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except KeyboardInterrupt:
+        print("Stopped. The same command again goes on from here.", file=sys.stderr)
+        code = 130
     sys.exit(code)
 
 

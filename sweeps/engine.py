@@ -21,60 +21,79 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(7 * 24 * 3600))
 # Workers wait in each report until the controller has polled it; its default is every 2 s.
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
+# Each trial is a new thread of its worker, for which glibc would take the next of eight heaps a core.
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 
 import ray
 import torch
 from ray import train, tune
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.tune.integration.ray_train import TuneReportCallback
 
 import metatok
-from metatok.data.corpus import open_corpus
 from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home, Ledger, Preset
 from metatok.experiment.context import Context
 from metatok.experiment.execute import OnProgress, Progress, agreed, run_cells
-from metatok.experiment.inputs import InputConfig, Inputs, ShardsConfig, distinct_inputs
-from metatok.experiment.plan import stage_of, unreachable, with_ancestors
+from metatok.experiment.plan import places, stage_of, unreachable, with_ancestors
 from metatok.experiment.run import process_tags
+from metatok.experiment.search import search
 from metatok.experiment.settings import RunSettings
 from sweeps.graph import Graph
-from sweeps.progress import ProgressView, print_plan, print_summary
+from sweeps.inputs import check_inputs, prepare_inputs
+from sweeps.progress import ProgressView, print_plan, print_search, print_summary
 
 REPORT_SECONDS = 5.0
 # Results are read from the ledger; Tune's own files of them are not written, and their absence is no news.
 logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
+# Nor is a sweep resumed from Tune's own state, as Tune says after Ctrl-C; the summary tells what is left.
+logging.getLogger("ray.tune.tune").addFilter(
+    lambda record: not str(record.msg).startswith(("Experiment has been inter", "Trials did not complete"))
+)
 
 
 def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     """Do what of the preset is missing in the ledger. Returns the exit code: 1 if a cell failed.
 
-    Errors: ConfigError, before any work starts.
+    Errors: ConfigError, before any work starts. KeyboardInterrupt, after the summary.
     """
-    cells = with_ancestors(preset.cells())
     ledger = Ledger.open(home)
-    missing = ledger.missing(cells)
-    left_out, why = unreachable(missing)
+    left_out, why = unreachable(ledger.missing(with_ancestors(preset.cells())))
     if left_out:
         print(why, flush=True)
-        cells = [cell for cell in cells if cell.fingerprint not in left_out]
-        missing = [cell for cell in missing if cell.fingerprint not in left_out]
+    try:
+        while True:
+            preset, round_ = search(preset, ledger, left_out)
+            print_search(preset, round_)
+            wanted = with_ancestors(preset.cells() if round_ is None else round_.cells)
+            cells = [cell for cell in wanted if cell.fingerprint not in left_out]
+            code = _run_missing(preset, cells, home, ledger, dry_run)
+            if round_ is None or code or dry_run:
+                return code
+    finally:
+        ray.shutdown()
+
+
+def _run_missing(preset: Preset, cells: Sequence[Cell], home: Home, ledger: Ledger, dry_run: bool) -> int:
+    """Do what is missing of the cells, bases first; errors and result as of run_sweep."""
+    missing = ledger.missing(cells)
     print_plan(preset, home, cells, missing)
     if dry_run:
         return 0
     if not missing:
         print("Nothing to do: every cell is finished.")
         return 0
-    for corpus in {config.corpus for config in distinct_inputs(missing)}:
-        open_corpus(corpus)
-    _start_ray()
-    try:
-        _check_cluster(preset.run, missing, home)
-        _prepare_inputs(missing, home)
-        graph = _tune(preset, home, ledger, missing)
-    finally:
-        ray.shutdown()
+    check_inputs(missing, home)
+    if not ray.is_initialized():
+        _start_ray()
+    _check_cluster(preset.run, missing, home)
+    ledger.record_sweep(preset.model_dump_json())  # before anything is made for it
+    prepare_inputs(missing, home)
+    graph = _tune(preset, home, ledger, missing)
     print_summary(graph, ledger, home)
+    if not graph.settled:  # Tune ends as if all was well
+        raise KeyboardInterrupt
     return 1 if graph.failed or graph.skipped else 0
 
 
@@ -83,24 +102,25 @@ def _start_ray() -> None:
     logging_config = ray.LoggingConfig(encoding="TEXT", log_level="WARNING")
     if os.environ.get("RAY_ADDRESS"):
         ray.init(logging_level=logging.WARNING, logging_config=logging_config)
-    else:
-        ray.init(num_cpus=os.cpu_count(), logging_level=logging.ERROR, logging_config=logging_config)
+    else:  # "local", or Ray would join whichever cluster was started last on this machine
+        ray.init("local", num_cpus=os.cpu_count(), logging_level=logging.ERROR, logging_config=logging_config)
 
 
 def _check_cluster(settings: RunSettings, missing: Sequence[Cell], home: Home) -> None:
     """Refuse at once what the cluster can never run."""
-    has = ray.cluster_resources()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
     wanted = {"trial": (1, settings.trial_cpus, settings.trial_gpus)}
     if any(stage_of(cell) in ("pretrain", "extend") for cell in missing):
         wanted["pre-training"] = (settings.workers, settings.train_cpus, settings.train_gpus)
     for what, (count, cpus, gpus) in wanted.items():
-        if count * cpus > has.get("CPU", 0) or count * gpus > has.get("GPU", 0):
+        if places([node["Resources"] for node in nodes], {"CPU": cpus, "GPU": gpus}) < count:
+            each = f", {cpus:g} and {gpus:g} for each of {count} workers" if count > 1 else " on one node"
+            sizes = (f"{n['Resources'].get('CPU', 0):g} and {n['Resources'].get('GPU', 0):g}" for n in nodes)
             raise ConfigError(
-                f"run: a {what} asks for {count * cpus:g} CPU and {count * gpus:g} GPU, the cluster has "
-                f"{has.get('CPU', 0):g} CPU and {has.get('GPU', 0):g} GPU; "
-                "lower run.workers, or the run.*_cpus and run.*_gpus"
+                f"run: a {what} asks for {count * cpus:g} CPU and {count * gpus:g} GPU{each}; the cluster's "
+                f"nodes have {', '.join(sizes)}; lower run.workers, or the run.*_cpus and run.*_gpus"
             )
-    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    hosts = {node["NodeManagerHostname"] for node in nodes}
     if len(hosts) > 1 and home.tracking_uri.startswith("sqlite:"):
         raise ConfigError(
             f"the cluster has {len(hosts)} hosts, the ledger {home.tracking_uri} is a file of one of them; "
@@ -108,57 +128,8 @@ def _check_cluster(settings: RunSettings, missing: Sequence[Cell], home: Home) -
         )
 
 
-def _prepare_inputs(missing: Sequence[Cell], home: Home) -> None:
-    """Make tokenizers, then shards (a task a source file) and task data sets, in parallel."""
-    inputs = Inputs(home.datasets)
-    todo = [config for config in distinct_inputs(missing) if not inputs.ready(config)]
-    if not todo:
-        return
-    start = time.perf_counter()
-    print(f"Preparing {len(todo)} inputs under {home.datasets}", flush=True)
-    tokenizers = {(config.tokenizer, config.corpus) for config in todo}
-    _get([_make_tokenizer.remote(inputs, *pair) for pair in tokenizers])
-    jobs = []
-    for config in todo:
-        if isinstance(config, ShardsConfig):
-            jobs += [_tokenize.remote(inputs, config, file) for file in open_corpus(config.corpus).files]
-        else:
-            jobs.append(_build_dataset.remote(inputs, config))
-    _get(jobs)
-    for config in todo:
-        if isinstance(config, ShardsConfig):
-            inputs.shards(config)
-    print(f"Inputs ready after {time.perf_counter() - start:.0f} s", flush=True)
-
-
-def _get(jobs: list[ray.ObjectRef]) -> None:
-    """Wait for tasks; a user's mistake that one of them met is told as here, without its remote traceback."""
-    try:
-        ray.get(jobs)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ConfigError):
-            raise ConfigError(str(error.cause)) from None
-        raise
-
-
-@ray.remote
-def _make_tokenizer(inputs: Inputs, *pair: Any) -> None:
-    inputs.tokenizer(*pair)
-
-
-@ray.remote
-def _tokenize(inputs: Inputs, config: ShardsConfig, file: str) -> None:
-    inputs.tokenize(config, file)
-
-
-@ray.remote
-def _build_dataset(inputs: Inputs, config: InputConfig) -> None:
-    inputs.task_dataset(config)
-
-
 def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -> Graph:
     settings = preset.run
-    ledger.record_sweep(preset.model_dump_json())
     graph = Graph(missing, ledger, settings.share_trainer, settings.max_retries)
     job = {
         "cells": graph.cells,
@@ -192,7 +163,12 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
         ),
     )
     with view:
-        tuner.fit()
+        try:
+            tuner.fit()
+        except Exception as error:  # Tune reads its own files back at the end, which a full disk cuts short
+            if not graph.settled:
+                raise
+            print(f"Tune failed after its last trial ({error!r}); the ledger has the results", flush=True)
     return graph
 
 
@@ -221,6 +197,10 @@ def _throttled(report: Callable[[dict[str, Any]], None]) -> OnProgress:
 
 def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
     settings: RunSettings = job["settings"]
+    # Ray Train's cleaner, which frees a dead controller's resources, asks for the state of actors without
+    # saying of which Ray; where a machine runs several, that kills it.
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
     resources = {"CPU": settings.train_cpus} | ({"GPU": settings.train_gpus} if settings.train_gpus else {})
     trainer = TorchTrainer(
         _train_worker,

@@ -10,6 +10,7 @@ from ray.tune.search import Searcher
 
 from metatok.experiment import Cell, Efficiency, Ledger
 from metatok.experiment.plan import Trial, trials
+from metatok.experiment.run import OUT_OF_MEMORY
 
 
 def _alone(trial: Trial) -> bool:
@@ -37,6 +38,7 @@ class Graph(Searcher):
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
         self.attempts: Counter[str] = Counter()
+        self.halved: set[str] = set()  # out of memory once
         self._index = {cell.fingerprint: i for i, cell in enumerate(self.cells)}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -70,11 +72,28 @@ class Graph(Searcher):
         blamed = [cell for cell in unfinished if statuses.get(cell.fingerprint) == "FAILED"] or unfinished[:1]
         for cell in blamed:
             self.attempts[cell.fingerprint] += 1
+        self._spare_out_of_memory(blamed)
         for cell in unfinished:
             if self.attempts[cell.fingerprint] > self.max_retries:
                 self.failed.add(cell.fingerprint)
         again = self.pending.keys() | {cell.fingerprint for cell in unfinished} - self.failed
         self.pending = {cell.fingerprint: cell for cell in self.cells if cell.fingerprint in again}
+
+    def _spare_out_of_memory(self, blamed: Sequence[Cell]) -> None:
+        """What ran out of GPU memory is tried once more at half the micro-batch, whatever max_retries is."""
+        times = self.ledger.tags((cell.fingerprint for cell in blamed), OUT_OF_MEMORY)
+        for cell in blamed:
+            key = cell.fingerprint
+            if times.get(key) == "once" and key not in self.halved:
+                self.halved.add(key)
+                self.attempts[key] -= 1
+            elif times.get(key) == "twice":
+                self.attempts[key] = self.max_retries + 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether every cell is finished, failed or skipped."""
+        return not self.pending and not self.running
 
     def _skip_hopeless(self) -> None:
         for key, cell in list(self.pending.items()):  # bases first, so one pass settles chains

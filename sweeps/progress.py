@@ -4,66 +4,82 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self
 
 from ray import tune
-from rich.console import Console, Group
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from metatok.experiment import Cell, Home, Ledger, Preset
-from metatok.experiment.plan import STAGES, Cost, cost, stage_of
+from metatok.experiment.inputs import Inputs, distinct_inputs
+from metatok.experiment.plan import STAGES, Cost, checkpoint_disk, cost, input_disk, stage_of
+from metatok.experiment.search import Round
+from metatok.experiment.standing import Standing, Turn, si
 from sweeps.graph import Graph
 
 LINE_SECONDS = 30.0
+TABLE_SECONDS = 0.5
 
 console = Console(highlight=False)
 
 
 def print_plan(preset: Preset, home: Home, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
-    """A row a stage: cells, how many are to do, and what those cost."""
+    """A row a stage: cells, how many are to do, and what those cost. Errors: ConfigError on the corpus."""
     todo = {cell.fingerprint for cell in missing}
-    table = Table(title=f"Sweep {preset.name}", title_justify="left")
-    table.add_column("stage")
-    for name in ("cells", "done", "to do", "tokens", "FLOPs", "A100 hours", "weights"):
+    table = Table(
+        title=f"Sweep {preset.name}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("stage", no_wrap=True)
+    for name in ("cells", "done", "to do", "tokens", "FLOPs", "A100 hours", "weights", "training"):
         table.add_column(name, justify="right")
-    total, counts = Cost(), Counter[str]()
-    for stage in STAGES:
-        members = [cell for cell in cells if stage_of(cell) == stage]
-        if not members:
-            continue
-        open_cells = [cell for cell in members if cell.fingerprint in todo]
-        costs = sum((cost(cell) for cell in open_cells), Cost())
-        total += costs
-        counts.update(cells=len(members), todo=len(open_cells))
-        table.add_row(stage, *_plan_row(len(members), len(open_cells), costs))
-    table.add_section()
-    table.add_row("all", *_plan_row(counts["cells"], counts["todo"], total))
+    for stage in (*STAGES, "all"):
+        if stage == "all":
+            table.add_section()
+        members = [cell for cell in cells if stage in ("all", stage_of(cell))]
+        if members:
+            table.add_row(stage, *_plan_row(members, [c for c in members if c.fingerprint in todo], preset))
     console.print(table)
-    console.print(f"Home {home.root}. A100 hours assume bf16 at 40% of peak; lengths are upper bounds.")
+    inputs = Inputs(home.datasets)
+    make = sum(input_disk(config) for config in distinct_inputs(missing) if not inputs.ready(config))
+    console.print(
+        f"Home {home.root}. Disk: weights stay; training: step checkpoints of the largest cell, while it "
+        f"trains; data sets to make: about {si(make)}B. "
+        "A100 hours assume bf16 at 40% of peak; lengths are upper bounds."
+    )
 
 
-def _plan_row(cells: int, todo: int, costs: Cost) -> list[str]:
+def _plan_row(members: Sequence[Cell], todo: Sequence[Cell], preset: Preset) -> list[str]:
+    costs = sum((cost(cell) for cell in todo), Cost())
+    training = max((checkpoint_disk(cell, preset.run) for cell in todo), default=0)
     return [
-        str(cells),
-        str(cells - todo),
-        str(todo),
-        _si(costs.tokens),
+        str(len(members)),
+        str(len(members) - len(todo)),
+        str(len(todo)),
+        si(costs.tokens),
         f"{costs.flops:.1e}",
         f"{costs.gpu_hours:.1f}" if costs.gpu_hours >= 0.05 else "<0.1",
-        f"{_si(costs.disk)}B",
+        f"{si(costs.disk)}B",
+        f"{si(training)}B",
     ]
 
 
-def _si(value: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(value) < 1000 or unit == "T":
-            break
-        value /= 1000
-    return f"{value:.3g}{unit}"
+def print_search(preset: Preset, unfinished: Round | None) -> None:
+    """Which round of a hyperparameter search is next, or what it chose."""
+    if unfinished is not None:
+        console.print(f"Search of learning rate and steps, round {unfinished.number} of {unfinished.of}.")
+    for choice in preset.finetune.chosen:
+        console.print(
+            f"Chosen for {choice.model} on {choice.task}: learning rate {choice.learning_rate:g}, "
+            f"steps x {choice.step_factor:g}; exact match {choice.exact_match:.3f} "
+            f"on {choice.n} validation examples."
+        )
 
 
 def print_summary(graph: Graph, ledger: Ledger, home: Home) -> None:
@@ -91,107 +107,79 @@ class ProgressView(tune.Callback):
     def __init__(self, graph: Graph, name: str):
         self._graph = graph
         self._name = name
-        self._start = time.monotonic()
-        self._line_at = self._start
-        self._news: dict[str, dict[str, Any]] = {}  # trial id -> its last result
+        self._start = self._shown = time.monotonic()
         self._live: Live | None = None
         self._cells = {cell.fingerprint: cell for cell in graph.cells}
+        self._turns: dict[str, Turn] = {}  # fingerprint -> its last one
+        self._at: dict[str, tuple[float, str]] = {}  # trial id -> when its cell began, and which it was last
+        self._halved: set[str] = set()  # those told
         self._ended: dict[str, str] = {}  # fingerprint -> status, ahead of the trial's own end
 
     def __enter__(self) -> Self:
         if sys.stdout.isatty():
-            self._live = Live(self._table(), console=console, refresh_per_second=2)
+            self._live = Live(self._standing().table(), console=console, refresh_per_second=2)
             self._live.start()
         else:
-            print(self._line(), flush=True)
+            print(self._standing().line(), flush=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._show()
         if self._live is not None:
-            self._live.update(self._table())
             self._live.stop()
-        else:
-            print(self._line(), flush=True)
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if "fingerprint" not in result:
             return
-        self._news[trial.trial_id] = result
-        if result["status"] != "running":
-            self._ended[result["fingerprint"]] = result["status"]
+        key, now = result["fingerprint"], time.monotonic()
+        # A short cell may tell of its end alone; it began when the one before it in the trial ended.
+        start, _ = self._at.get(trial.trial_id, (now, key))
+        ended = result["status"] != "running"
+        self._turns[key] = Turn(
+            start, now if ended else None, result["step"], result["loss"], result["tokens_per_second"]
+        )
+        self._at[trial.trial_id] = (now if ended else start, key)
+        if ended:
+            self._ended[key] = result["status"]
+        if result["status"] == "already_finished":  # by another process, in its own time
+            del self._turns[key]
         if result["status"] == "failed":
-            cell = self._cells[result["fingerprint"]]
+            cell = self._cells[key]
             console.print(f"failed: {cell.kind} {cell.slug}: {result['error']}", markup=False)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._news.pop(trial.trial_id, None)
+        _, key = self._at.pop(trial.trial_id, (0.0, ""))
+        if key in self._turns and self._turns[key].end is None:  # its process died
+            del self._turns[key]
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._news.pop(trial.trial_id, None)
+        self.on_trial_complete(iteration, trials, trial)
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        for key in self._graph.halved - self._halved:
+            cell = self._cells[key]
+            console.print(
+                f"out of GPU memory: {cell.kind} {cell.slug}; once more at half the micro-batch", markup=False
+            )
+        self._halved |= self._graph.halved
+        if time.monotonic() - self._shown > (LINE_SECONDS if self._live is None else TABLE_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
         if self._live is not None:
-            self._live.update(self._table())
-        elif time.monotonic() - self._line_at > LINE_SECONDS:
-            self._line_at = time.monotonic()
-            print(self._line(), flush=True)
+            self._live.update(self._standing().table())
+        else:
+            print(self._standing().line(), flush=True)
 
-    def _done(self) -> dict[str, Counter[str]]:
-        """stage -> counts of cells, finished, failed."""
-        counts: dict[str, Counter[str]] = {}
-        for key, cell in self._cells.items():
-            counter = counts.setdefault(stage_of(cell), Counter())
-            counter["cells"] += 1
-            ended = self._ended.get(key, "")
-            counter["finished"] += key in self._graph.finished or ended in ("finished", "already_finished")
-            counter["failed"] += key in self._graph.failed | self._graph.skipped
-        return counts
-
-    def _eta(self, counts: dict[str, Counter[str]]) -> str:
-        """From the FLOPs done so far, which cells' start-up makes a rough guess."""
-        done = sum(
-            cost(c).flops for k, c in self._cells.items() if k in self._graph.finished or k in self._ended
+    def _standing(self) -> Standing:
+        done = {key for key, status in self._ended.items() if status in ("finished", "already_finished")}
+        return Standing(
+            self._name,
+            self._graph.cells,
+            finished=self._graph.finished | done,
+            failed=self._graph.failed | self._graph.skipped,
+            turns=self._turns,
+            since=self._start,
+            now=time.monotonic(),
         )
-        total = sum(cost(cell).flops for cell in self._cells.values())
-        elapsed = time.monotonic() - self._start
-        return _clock(elapsed * (total / done - 1)) if done else "?"
-
-    def _line(self) -> str:
-        counts = self._done()
-        stages = ", ".join(
-            f"{s} {counts[s]['finished']}/{counts[s]['cells']}"
-            + (f" ({counts[s]['failed']} failed)" if counts[s]["failed"] else "")
-            for s in STAGES
-            if s in counts
-        )
-        now = "; ".join(_describe(self._cells[n["fingerprint"]], n) for n in self._news.values())
-        elapsed = _clock(time.monotonic() - self._start)
-        return f"[{elapsed}] {stages}; ETA {self._eta(counts)}" + (f" | {now}" if now else "")
-
-    def _table(self) -> Group:
-        counts = self._done()
-        table = Table(title=f"Sweep {self._name}", title_justify="left")
-        for name in ("stage", "done", "failed"):
-            table.add_column(name, justify="left" if name == "stage" else "right")
-        for stage in STAGES:
-            if stage in counts:
-                c = counts[stage]
-                table.add_row(stage, f"{c['finished']}/{c['cells']}", str(c["failed"] or ""))
-        running = [Text(_describe(self._cells[n["fingerprint"]], n)) for n in self._news.values()]
-        elapsed = _clock(time.monotonic() - self._start)
-        return Group(table, *running, Text(f"elapsed {elapsed}, ETA {self._eta(counts)}"))
-
-
-def _describe(cell: Cell, news: dict[str, Any]) -> str:
-    text = f"{cell.kind} {cell.slug}"
-    if steps := getattr(cell, "steps", None):
-        text += f" step {news['step']}/{steps}"
-    if news.get("loss") is not None:
-        text += f" loss {news['loss']:.3f} {_si(news['tokens_per_second'])} tok/s"
-    return text
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

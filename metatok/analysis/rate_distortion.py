@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,12 +12,13 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from metatok.analysis.examples import check_examples, frozen, row_batches
+from metatok.analysis.examples import Examples, check_examples, frozen, row_batches
 from metatok.errors import ConfigError
 from metatok.model import GPT
 from metatok.randomness import generator, torch_seed
 
 Site = Literal["meta", "last_non_meta"]
+SITES: tuple[Site, ...] = ("meta", "last_non_meta")
 
 BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # section 5.1
 
@@ -153,27 +155,39 @@ def _check_data(h: Tensor, y: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def site_states(
-    model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: Tensor, site: Site, batch_size: int = 16
-) -> Tensor:
-    """The final layer's output, after the final norm, at one place of each prompt: (N, D), float32.
+    model: GPT,
+    tokens: Tensor,
+    lengths: Tensor,
+    meta_positions: Tensor,
+    sites: Sequence[Site] = SITES,
+    batch_size: int = 16,
+) -> dict[Site, Tensor]:
+    """The final layer's output, after the final norm, at one place of each prompt: site -> (N, D), float32.
 
     site "meta": the last meta token. "last_non_meta": the last token of the prompt that isn't a meta token.
-    tokens (N, T): right-padded. lengths (N,). meta_positions (N, M): padded with -1. One call serves all
-    betas. Errors: ConfigError on an unknown site, or a prompt of meta tokens alone; `check_examples`.
+    tokens (N, T): right-padded. lengths (N,). meta_positions (N, M): padded with -1. One pass serves all
+    sites, and all betas. Errors: ConfigError on an unknown site, or a prompt of meta tokens alone;
+    `check_examples`.
     """
     examples = check_examples(model, tokens, lengths, meta_positions)
-    if site == "meta":
-        at = examples.last_meta
-    elif site == "last_non_meta":
-        at = _last_non_meta(examples.lengths, examples.meta_positions, examples.tokens.size(1))
-    else:
-        raise ConfigError(f"site='{site}' is unknown; choose 'meta' or 'last_non_meta'")
-    states = []
+    places = {site: _place(examples, site) for site in sites}
+    states: dict[Site, list[Tensor]] = {site: [] for site in sites}
     with frozen(model):
         for rows in row_batches(len(tokens), batch_size):
             hidden = model.hidden(examples.tokens[rows], examples.meta_positions[rows])
-            states.append(hidden[torch.arange(len(hidden), device=hidden.device), at[rows]].float())
-    return torch.cat(states)
+            each = torch.arange(len(hidden), device=hidden.device)
+            for site, at in places.items():
+                states[site].append(hidden[each, at[rows]].float())
+    return {site: torch.cat(parts) for site, parts in states.items()}
+
+
+def _place(examples: Examples, site: Site) -> Tensor:
+    """(N,): the site's position in each prompt."""
+    if site == "meta":
+        return examples.last_meta
+    if site == "last_non_meta":
+        return _last_non_meta(examples.lengths, examples.meta_positions, examples.tokens.size(1))
+    raise ConfigError(f"site='{site}' is unknown; choose 'meta' or 'last_non_meta'")
 
 
 def _last_non_meta(lengths: Tensor, meta_positions: Tensor, T: int) -> Tensor:

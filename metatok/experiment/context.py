@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from metatok.experiment.cells import Cell, Extend, Finetune, Pretrain, Published
 from metatok.experiment.home import Home
@@ -12,6 +13,7 @@ from metatok.experiment.settings import RunSettings
 from metatok.model import GPT, GPTConfig
 from metatok.training import CheckpointStore, LoopSettings
 
+T = TypeVar("T")
 Metrics = dict[str, float]
 ModelCell = Pretrain | Published | Extend | Finetune
 
@@ -29,7 +31,7 @@ class Context:
     device: str = "cpu"
     on_log: Callable[[int, Metrics], None] = lambda step, metrics: None
     before_checkpoint: Callable[[], None] = lambda: None
-    _frozen: dict[str, GPT] = field(default_factory=dict)
+    _kept: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> Inputs:
@@ -65,10 +67,16 @@ class Context:
 
     def frozen_model(self, cell: ModelCell) -> GPT:
         """The cell's model to look at. The last one is kept, so cells of one base in a row share one load."""
-        if cell.fingerprint not in self._frozen:
-            self._frozen.clear()
-            self._frozen[cell.fingerprint] = self.load_model(cell).eval().requires_grad_(False)
-        return self._frozen[cell.fingerprint]
+        return self.shared(
+            "model", cell.fingerprint, lambda: self.load_model(cell).eval().requires_grad_(False)
+        )
+
+    def shared(self, kind: str, key: str, make: Callable[[], T]) -> T:
+        """What `make` makes for the key. The last one of each kind is kept, for cells in a row to share."""
+        if self._kept.get(kind, ("", None))[0] != key:
+            self._kept.pop(kind, None)  # before the next is made: two may not fit
+            self._kept[kind] = (key, make())
+        return self._kept[kind][1]
 
 
 def _unfilled(cell: ModelCell, config: GPTConfig | None) -> GPT:

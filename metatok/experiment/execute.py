@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 
 from metatok.experiment.cells import Cell
 from metatok.experiment.context import Context, Metrics
 from metatok.experiment.ledger import Ledger
-from metatok.experiment.run import CellRun
+from metatok.experiment.run import OUT_OF_MEMORY, CellRun
 from metatok.experiment.runners import Outcome, run_cell
 from metatok.training.loop import world
+
+_LIBC = ctypes.CDLL(None)
 
 Status = Literal["running", "finished", "already_finished", "failed", "skipped"]
 
@@ -53,7 +57,19 @@ def run_cells(
             on_progress(Progress(cell, "skipped"))
         else:
             outcome[cell.fingerprint] = _run_one(cell, ledger, context, tags, on_progress)
+            _give_back_memory()
     return outcome
+
+
+def _give_back_memory() -> None:
+    """What allocators keep of freed memory goes back to the machine, which trials share.
+
+    A worker runs many cells of many shapes; glibc's heaps, fragmented by them, would grow to gigabytes.
+    """
+    if hasattr(_LIBC, "malloc_trim"):  # glibc's alone
+        _LIBC.malloc_trim(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _run_one(
@@ -64,6 +80,8 @@ def _run_one(
         on_progress(Progress(cell, "already_finished"))
         return "already_finished"
     on_progress(Progress(cell, "running"))
+    halve = agreed(run is not None and run.out_of_memory != "")
+    settings = context.settings.halved() if halve else context.settings
 
     def on_log(step: int, metrics: Metrics) -> None:
         if run is not None:
@@ -74,12 +92,14 @@ def _run_one(
         if run is not None:
             run.flush()
 
-    told = replace(context, on_log=on_log, before_checkpoint=before_checkpoint)
+    told = replace(context, settings=settings, on_log=on_log, before_checkpoint=before_checkpoint)
     try:
         result = run_cell(cell, told)
         if run is not None:
             _record(run, result)
     except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            ledger.set_tag(cell.fingerprint, OUT_OF_MEMORY, "twice" if halve else "once")
         if run is not None:
             run.fail(traceback.format_exc())
         if world()[1] > 1:

@@ -19,6 +19,7 @@ from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # A server that is away must not hold up training: the spool takes the lines, not the client's retries.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -31,12 +32,14 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from metatok.errors import ConfigError
-from metatok.experiment.cells import KINDS, Cell
+from metatok.experiment.cells import KINDS, AnyCell, Cell, cell_from_json
 from metatok.experiment.home import Home
+from metatok.experiment.index import RunSummary, query, summary
 from metatok.experiment.run import (
     STALE_SECONDS,
     CellRun,
     is_away,
+    once_it_is_back,
     owner_is_alive,
     owner_is_gone,
     owner_of_this_process,
@@ -64,6 +67,20 @@ class RunRecord:
     artifact_uri: str
     start_time: int
     end_time: int | None
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep that ran here: its id, when it last started (s since 1970), its resolved preset (JSON)."""
+
+    id: str
+    time: float
+    preset: str
+
+    @property
+    def name(self) -> str:
+        """The preset's name."""
+        return json.loads(self.preset)["name"]
 
 
 def experiment_name(kind: str) -> str:
@@ -110,12 +127,15 @@ class Ledger:
 
     def finished(self) -> dict[str, str]:
         """fingerprint -> run id of every finished cell."""
-        runs = self._search(self.experiments.values(), "attributes.status = 'FINISHED'")
-        return {
-            run.data.tags["fingerprint"]: run.info.run_id
-            for run in reversed(runs)
-            if "fingerprint" in run.data.tags
-        }
+        return {run.tags["fingerprint"]: run.run_id for run in self.summaries() if run.status == "FINISHED"}
+
+    def summaries(self) -> list[RunSummary]:
+        """Every cell's run at a glance, oldest first."""
+        if _is_server(self.tracking_uri):
+            runs = [summary(run) for run in reversed(self._search(self.experiments.values(), ""))]
+        else:
+            runs = query(self.tracking_uri, self.experiments.values())
+        return [run for run in runs if "fingerprint" in run.tags]
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of `cells` that are not finished, in their order."""
@@ -133,6 +153,10 @@ class Ledger:
         path = self.client.download_artifacts(record.run_id, f"{name}.parquet")
         return pq.read_table(path)
 
+    def cell(self, run_id: str) -> AnyCell:
+        """The cell that a run did. Errors: MlflowException, OSError, ValidationError if it cannot be read."""
+        return cell_from_json(Path(self.client.download_artifacts(run_id, "cell.json")).read_bytes())
+
     def checkpoint_uri(self, fingerprint: str) -> str:
         """Address of the checkpoints of a finished cell. Errors: LookupError if it has none."""
         run = self._by_fingerprint(fingerprint)
@@ -147,11 +171,20 @@ class Ledger:
         value = json.dumps({"time": time.time(), "preset": json.loads(preset)})
         self.client.set_experiment_tag(self.experiments["pretrain"], f"sweep.{digest}", value)
 
+    def recorded_sweeps(self) -> list[SweepRecord]:
+        """All sweeps that ran here, the latest last."""
+        tags = self.client.get_experiment(self.experiments["pretrain"]).tags
+        found = [
+            SweepRecord(name.removeprefix("sweep."), content["time"], json.dumps(content["preset"]))
+            for name, value in tags.items()
+            if name.startswith("sweep.")
+            for content in [json.loads(value)]
+        ]
+        return sorted(found, key=lambda sweep: sweep.time)
+
     def sweeps(self) -> list[str]:
         """The resolved presets (JSON) of all sweeps that ran here, the latest last."""
-        tags = self.client.get_experiment(self.experiments["pretrain"]).tags
-        found = [json.loads(value) for name, value in tags.items() if name.startswith("sweep.")]
-        return [json.dumps(sweep["preset"]) for sweep in sorted(found, key=lambda sweep: sweep["time"])]
+        return [sweep.preset for sweep in self.recorded_sweeps()]
 
     def claim(self, cell: Cell, tags: Mapping[str, str], poll_seconds: float = 1.0) -> CellRun | None:
         """A run to write the cell's results to, or None if the cell is finished.
@@ -189,13 +222,23 @@ class Ledger:
 
     def statuses(self, fingerprints: Iterable[str]) -> dict[str, str]:
         """fingerprint -> status of its run, for those that have one."""
-        runs = {key: self._by_fingerprint(key) for key in fingerprints}
+        runs = self._when_it_is_back(fingerprints)
         return {key: run.info.status for key, run in runs.items() if run is not None}
 
     def errors(self, fingerprints: Iterable[str]) -> dict[str, str]:
         """fingerprint -> last line of the traceback, for those whose run failed."""
-        runs = {key: self._by_fingerprint(key) for key in fingerprints}
-        return {key: run.data.tags["error"] for key, run in runs.items() if run and "error" in run.data.tags}
+        return self.tags(fingerprints, "error")
+
+    def tags(self, fingerprints: Iterable[str], name: str) -> dict[str, str]:
+        """fingerprint -> that tag of its run, for those that have it."""
+        runs = self._when_it_is_back(fingerprints)
+        return {key: run.data.tags[name] for key, run in runs.items() if run and name in run.data.tags}
+
+    def set_tag(self, fingerprint: str, name: str, value: str) -> None:
+        """Tag the run of a cell. Any rank may, as the one that alone knows."""
+        run = self._when_it_is_back([fingerprint])[fingerprint]
+        if run is not None:
+            once_it_is_back(lambda: self.client.set_tag(run.info.run_id, name, value))
 
     def _create(self, cell: Cell, tags: Mapping[str, str]) -> Run | None:
         """A new run, or None if another process made one at the same moment and came first."""
@@ -226,6 +269,10 @@ class Ledger:
     def _by_fingerprint(self, fingerprint: str) -> Run | None:
         runs = self._search(self.experiments.values(), f"tags.fingerprint = '{fingerprint}'")
         return min(runs, key=_precedence) if runs else None
+
+    def _when_it_is_back(self, fingerprints: Iterable[str]) -> dict[str, Run | None]:
+        keys = list(fingerprints)
+        return once_it_is_back(lambda: {key: self._by_fingerprint(key) for key in keys})
 
     def _search(self, experiment_ids: Iterable[str], query: str) -> list[Run]:
         """All matching runs, newest first."""
@@ -296,15 +343,25 @@ def _record(kind: str, run: Run) -> RunRecord:
 def _experiment(client: MlflowClient, uri: str, home: Home, kind: str) -> str:
     name = experiment_name(kind)
     found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise ConfigError(
+            f"experiment {name} is deleted in the ledger {uri}; bring it back with "
+            f"`MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {found.experiment_id}`, or remove it "
+            f"for good with `mlflow gc --backend-store-uri DATABASE --experiment-ids {found.experiment_id}`"
+        )
     if found is not None:
         return found.experiment_id
     # A tracking server keeps artifacts where it was told to; a bare database needs a folder from us.
-    location = None if uri.startswith(("http://", "https://")) else str(home.artifacts / kind)
+    location = None if _is_server(uri) else str(home.artifacts / kind)
     return client.create_experiment(name, artifact_location=location)
 
 
+def _is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))
+
+
 def _check_answers(uri: str) -> None:
-    if not uri.startswith(("http://", "https://")):
+    if not _is_server(uri):
         return
     parts = urllib.parse.urlsplit(uri)
     uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without user and password

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
+from metatok.data.corpus import (
+    C4_DOCUMENTS_A_FILE,
+    C4_FILES,
+    CorpusConfig,
+    EmbeddedCorpus,
+    FilesCorpus,
+    open_corpus,
+)
 from metatok.errors import ConfigError
 from metatok.experiment.cells import (
     Ablate,
+    Candidate,
     Cell,
     Efficiency,
     Extend,
@@ -20,13 +29,20 @@ from metatok.experiment.cells import (
     Published,
     RateDistortion,
 )
+from metatok.experiment.inputs import InputConfig, ShardsConfig
+from metatok.experiment.settings import RunSettings
 from metatok.model import GPT, GPTConfig
 
-STAGES = ("pretrain", "extend", "finetune", "ablate", "beta", "probe", "efficiency")
-_STAGE_OF_KIND = {"published": "pretrain", "rate_distortion": "beta"}
+STAGES = ("pretrain", "extend", "search", "finetune", "ablate", "beta", "probe", "efficiency")
+_STAGE_OF_KIND = {"published": "pretrain", "candidate": "search", "rate_distortion": "beta"}
 
 A100_BF16_FLOPS = 312e12
 ASSUMED_MFU = 0.4
+
+_TOKEN_BYTES = 2  # of any vocabulary up to 65,536
+_EXAMPLE_BYTES = 32  # its place, prompt length, phase and index
+_CHARACTERS_A_TOKEN = {"gpt2": 4.0, "bpe": 2.5}
+_C4_CHARACTERS_A_DOCUMENT = 2200
 
 
 def stage_of(cell: Cell) -> str:
@@ -106,7 +122,7 @@ def _group(cell: Cell, share_trainer: bool) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Training tokens, FLOPs of forward and backward passes, and bytes of the final weights."""
+    """Training tokens, FLOPs of forward and backward passes, and bytes of the final weights, which stay."""
 
     tokens: int = 0
     flops: float = 0.0
@@ -121,6 +137,7 @@ class Cost:
         return self.flops / (A100_BF16_FLOPS * ASSUMED_MFU) / 3600
 
 
+@lru_cache(maxsize=100_000)
 def cost(cell: Cell) -> Cost:
     """What a cell costs; lengths are taken at their upper bounds, so this is a ceiling."""
     if isinstance(cell, Pretrain | Extend):
@@ -131,7 +148,8 @@ def cost(cell: Cell) -> Cost:
         return Cost(disk=_training(cell.model, 0, 1, 0.0).disk)
     if isinstance(cell, Finetune):
         tokens = cell.steps * cell.batch_size * cell.train_length
-        return _training(cell.result_model, tokens, cell.train_length, 0.0) + _scoring(cell)
+        training = _training(cell.result_model, tokens, cell.train_length, 0.0) + _scoring(cell)
+        return replace(training, disk=0) if isinstance(cell, Candidate) else training
     if isinstance(cell, Ablate):
         return _scoring(cell.base)
     if isinstance(cell, Probe):
@@ -141,6 +159,46 @@ def cost(cell: Cell) -> Cost:
     assert isinstance(cell, Efficiency)
     tokens = cell.repeats * 2 * (cell.prompt_tokens + cell.new_tokens)
     return _forward(cell.model, tokens, cell.prompt_tokens)
+
+
+def checkpoint_disk(cell: Cell, settings: RunSettings) -> int:
+    """Bytes of a cell's step checkpoints at their most, gone when it is finished.
+
+    Weights and Adam's two moments, in fp32; a new one is written before the oldest goes.
+    """
+    if not isinstance(cell, Pretrain | Extend | Finetune):
+        return 0
+    written = (cell.steps - 1) // settings.checkpoint_every
+    weights = 4 * _shape(cell.result_model).num_parameters()
+    return 3 * weights * min(written, settings.keep_checkpoints + 1)
+
+
+def input_disk(config: InputConfig) -> int:
+    """Bytes of a task data set, at most, or of a tokenised corpus, roughly.
+
+    Errors: ConfigError where the corpus is of files that are not there.
+    """
+    if isinstance(config, ShardsConfig):
+        return int(_corpus_text(config.corpus) / _CHARACTERS_A_TOKEN[config.tokenizer.name]) * _TOKEN_BYTES
+    return config.n_examples * (_TOKEN_BYTES * config.max_tokens + _EXAMPLE_BYTES)
+
+
+def _corpus_text(corpus: CorpusConfig) -> int:
+    """Characters of a corpus, roughly. A compressed file is taken for text of its size."""
+    if corpus.source == "c4":
+        return (corpus.max_documents or C4_FILES * C4_DOCUMENTS_A_FILE) * _C4_CHARACTERS_A_DOCUMENT
+    opened = open_corpus(corpus)
+    assert isinstance(opened, FilesCorpus | EmbeddedCorpus)
+    paths = opened.paths.values() if isinstance(opened, FilesCorpus) else opened.speeches
+    return sum(path.stat().st_size for path in paths)
+
+
+def places(nodes: Iterable[Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """How many workers that need so much of each resource fit the nodes, each whole on one of them."""
+    return sum(
+        min(int(node.get(name, 0) / amount + 1e-6) for name, amount in needs.items() if amount)
+        for node in nodes
+    )
 
 
 def _training(config: GPTConfig, tokens: int, length: int, meta_fraction: float) -> Cost:
@@ -157,9 +215,14 @@ def _scoring(cell: Finetune) -> Cost:
     return sum(costs, Cost())
 
 
-@lru_cache(maxsize=256)
 def _model_cost(config: GPTConfig, length: int, meta_fraction: float) -> tuple[float, int]:
     """FLOPs of a forward and backward pass per token, and the number of parameters."""
-    with torch.device("meta"):
-        model = GPT(config)
+    model = _shape(config)
     return model.flops_per_token(length, meta_fraction), model.num_parameters()
+
+
+@lru_cache(maxsize=64)
+def _shape(config: GPTConfig) -> GPT:
+    """A model without storage."""
+    with torch.device("meta"):
+        return GPT(config)

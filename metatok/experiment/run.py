@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -29,6 +30,11 @@ T = TypeVar("T")
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 FLUSH_SECONDS = 5.0
+# A store that does not answer costs a flush its time-outs: it is asked again after so many times that.
+PATIENCE = 10.0
+# The tag of a run that ran out of GPU memory: "once" means at half the micro-batch from then on, "twice" that
+# this was too much as well.
+OUT_OF_MEMORY = "out_of_memory"
 BATCH = 1000  # metrics that one log_batch takes
 # What MLflow answers while it cannot be reached, as opposed to its refusing what was asked.
 AWAY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "SERVICE_UNDER_MAINTENANCE")
@@ -95,8 +101,11 @@ class CellRun:
         self._buffer: list[Metric] = []
         self._flushed = time.monotonic()
         run = client.get_run(run_id)
-        self._logged_to = self._last_step(run.data.metrics)
-        self._set_tags({**tags, "owner": owner_of_this_process(), "heartbeat": f"{time.time():.0f}"})
+        self._ask_again = 0.0
+        self._logged_to = self._last_steps(run.data.metrics)
+        now = f"{time.time():.0f}"  # a run that is taken up again has an older start_time
+        self._set_tags({**tags, "owner": owner_of_this_process(), "heartbeat": now, "claimed": now})
+        self.out_of_memory = run.data.tags.get(OUT_OF_MEMORY, "")
         if "error" in run.data.tags:  # of an earlier attempt
             client.delete_tag(run_id, "error")
         client.update_run(run_id, status="RUNNING")
@@ -105,11 +114,13 @@ class CellRun:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a point to each of the named curves."""
-        if step <= self._logged_to:
-            return
         now = int(time.time() * 1000)
         with self._lock:
-            self._buffer += [Metric(name, float(value), now, step) for name, value in metrics.items()]
+            self._buffer += [
+                Metric(name, float(value), now, step)
+                for name, value in metrics.items()
+                if step > self._logged_to.get(name, -1)
+            ]
         if time.monotonic() - self._flushed > FLUSH_SECONDS or len(self._buffer) >= BATCH:
             self.flush()
 
@@ -118,6 +129,9 @@ class CellRun:
         with self._lock:
             pending, self._buffer = self._spooled() + self._buffer, []
             self._flushed = time.monotonic()
+            if self._flushed < self._ask_again:
+                self._spool_all(pending)
+                return
             try:
                 for start in range(0, len(pending), BATCH):
                     self._client.log_batch(self.run_id, metrics=pending[start : start + BATCH])
@@ -128,6 +142,8 @@ class CellRun:
                     "the ledger is away (%s); %d points wait in %s", error, len(pending), self._spool
                 )
                 self._spool_all(pending)
+                now = time.monotonic()
+                self._ask_again = now + PATIENCE * (now - self._flushed)
             else:
                 self._spool.unlink(missing_ok=True)
 
@@ -143,7 +159,6 @@ class CellRun:
 
     def finish(self, metrics: Mapping[str, float]) -> None:
         """Write the final numbers and close the run as FINISHED."""
-        self._logged_to = -1
         self.log(self._final_step(), metrics)
         self._close("FINISHED")
 
@@ -173,6 +188,7 @@ class CellRun:
         self.flush()
         while self._spool.exists():  # a run must not say FINISHED before its points are in
             time.sleep(FLUSH_SECONDS)
+            self._ask_again = 0.0  # there is nothing else to do
             self.flush()
         once_it_is_back(lambda: self._client.set_terminated(self.run_id, status))
         self._stop.set()
@@ -191,10 +207,13 @@ class CellRun:
         temporary.write_text("".join(f"{line}\n" for line in lines))
         os.replace(temporary, self._spool)  # so that a kill leaves no half a spool
 
-    def _last_step(self, curves: Iterable[str]) -> int:
-        """The last step that one of the run's curves has, sent or spooled; -1 if none."""
+    def _last_steps(self, curves: Iterable[str]) -> dict[str, int]:
+        """The last step that the run has of each curve, sent or spooled."""
         histories = [self._client.get_metric_history(self.run_id, name) for name in curves]
-        return max((m.step for points in [*histories, self._spooled()] for m in points), default=-1)
+        last: dict[str, int] = {}
+        for point in itertools.chain(*histories, self._spooled()):
+            last[point.key] = max(point.step, last.get(point.key, -1))
+        return last
 
     def _set_tags(self, tags: Mapping[str, str]) -> None:
         self._client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])

@@ -7,7 +7,7 @@ Ray or of the ledger; under torch.distributed every rank calls it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from metatok.evaluation.efficiency import (
 )
 from metatok.experiment.cells import (
     Ablate,
+    Candidate,
     Cell,
     Efficiency,
     Extend,
@@ -80,6 +81,8 @@ def _train(
 
     if latest is not None and latest.step >= cell.steps:
         model.load_state_dict(latest.weights)
+        if rank == 0:
+            store.prune(latest.step)  # whoever wrote it may have died before it could
         return f"{store.uri}/step-{latest.step}"
     resume = asdict(latest) if latest is not None and latest.optimizer is not None else None
     run(
@@ -142,6 +145,13 @@ def _finetune(cell: Finetune, context: Context) -> Outcome:
     return _score(model, cell, None, context, checkpoint)
 
 
+def _candidate(cell: Candidate, context: Context) -> Outcome:
+    """A fine-tune of which the score alone is wanted: its weights go."""
+    outcome = _finetune(cell, context)
+    context.store(cell).delete()
+    return replace(outcome, checkpoint=None)
+
+
 def _score(
     model: GPT,
     cell: Finetune,
@@ -186,11 +196,7 @@ def _prompts(dataset_batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _rate_distortion(cell: RateDistortion, context: Context) -> Outcome:
-    model = context.frozen_model(cell.base)
-    dataset = context.inputs.task_dataset(bottleneck_set(cell))
-    tokens, lengths, meta_positions, answers = _prompts(collate(dataset, np.arange(len(dataset))))
-    # The hidden states are one cheap pass over a few examples, so every beta makes its own.
-    states = analysis.site_states(model, tokens, lengths, meta_positions, cell.site)
+    states, answers, vocab_size = _bottleneck_states(cell, context)
     config = analysis.RateDistortionConfig(
         beta=cell.beta,
         latent_dim=cell.latent_dim,
@@ -198,11 +204,27 @@ def _rate_distortion(cell: RateDistortion, context: Context) -> Outcome:
         learning_rate=cell.learning_rate,
         seed=cell.seed,
     )
-    result = analysis.fit(states, answers, model.cfg.vocab_size, config)
+    result = analysis.fit(states[cell.site], answers, vocab_size, config)
     for epoch, point in enumerate(result.history, start=1):
         context.on_log(epoch, {"train_rate": point.rate, "train_distortion": point.distortion})
-    metrics = {"rate": result.rate, "distortion": result.distortion, "n": len(dataset)}
+    metrics = {"rate": result.rate, "distortion": result.distortion, "n": len(answers)}
     return Outcome(metrics | {"distortion_at_mean": result.distortion_at_mean})
+
+
+def _bottleneck_states(
+    cell: RateDistortion, context: Context
+) -> tuple[dict[analysis.Site, torch.Tensor], torch.Tensor, int]:
+    """Hidden states (N, D) by site, answers (N,) and the vocabulary's size, for all betas and sites."""
+    examples = bottleneck_set(cell)
+
+    def make() -> tuple[dict[analysis.Site, torch.Tensor], torch.Tensor, int]:
+        model = context.frozen_model(cell.base)
+        dataset = context.inputs.task_dataset(examples)
+        tokens, lengths, meta_positions, answers = _prompts(collate(dataset, np.arange(len(dataset))))
+        states = analysis.site_states(model, tokens, lengths, meta_positions)
+        return states, answers, model.cfg.vocab_size
+
+    return context.shared("states", f"{cell.base.fingerprint} {examples.model_dump_json()}", make)
 
 
 def _probe(cell: Probe, context: Context) -> Outcome:
@@ -344,6 +366,7 @@ _RUNNERS: dict[type[Cell], Callable[[Any, Context], Outcome]] = {
     Pretrain: _pretrain_or_extend,
     Published: _published,
     Extend: _pretrain_or_extend,
+    Candidate: _candidate,
     Finetune: _finetune,
     Ablate: _ablate,
     RateDistortion: _rate_distortion,

@@ -26,6 +26,7 @@ from pyarrow import fs
 logger = logging.getLogger(__name__)
 
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.pt", "manifest.json"
+_UNFINISHED = ".tmp-"
 # Unreadable, not what the manifest says, a manifest of another shape, or an optimizer.pt that holds a pickle.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pickle.UnpicklingError)
 
@@ -66,8 +67,9 @@ class CheckpointStore:
         keep: int = 1,
     ) -> str:
         """Write a checkpoint, then drop all but the newest `keep`. Returns its address."""
+        self._drop_unfinished()
         final = f"{self._root}/step-{step}"
-        folder = f"{self._root}/.tmp-{uuid.uuid4().hex}" if self._local else final
+        folder = f"{self._root}/{_UNFINISHED}{uuid.uuid4().hex}" if self._local else final
         self._fs.create_dir(folder)
         contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
         files = {MODEL: safetensors.torch.save(contiguous)}
@@ -91,11 +93,21 @@ class CheckpointStore:
             if step in self.steps():
                 self._fs.delete_dir(final)
             self._fs.move(folder, final)
+        self.prune(step, keep)
+        return f"{self.uri}/step-{step}"
+
+    def prune(self, step: int, keep: int = 1) -> None:
+        """Drop all but the newest `keep` up to `step`, and those after it."""
         older = [s for s in self.steps() if s <= step]
         newer = [s for s in self.steps() if s > step]  # damaged, or training would have gone on from there
         for dropped in older[:-keep] + newer:
             self._fs.delete_dir(f"{self._root}/step-{dropped}")
-        return f"{self.uri}/step-{step}"
+
+    def _drop_unfinished(self) -> None:
+        """Remove what a writer that was killed, or met a full disk, has left."""
+        for entry in self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True)):
+            if entry.base_name.startswith(_UNFINISHED):
+                self._fs.delete_dir(entry.path)
 
     def load(self, device: str = "cpu") -> Checkpoint | None:
         """The newest intact checkpoint, or None. Damaged ones are named in a warning and passed over."""

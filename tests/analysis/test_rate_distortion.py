@@ -140,8 +140,10 @@ def test_impossible_settings_are_named(field):
 
 def test_sites_are_the_last_meta_and_the_last_text_token(model, batch):
     last_text = [14, 10, 18]
+    both = site_states(model, *batch, batch_size=2)
     for site, places in (("meta", [p[-1] for p in PLACES]), ("last_non_meta", last_text)):
-        states = site_states(model, *batch, site=site, batch_size=2)
+        states = both[site]
+        assert torch.equal(states, site_states(model, *batch, sites=(site,), batch_size=2)[site])
         for row, place in enumerate(places):
             with torch.no_grad():
                 alone = model.hidden(batch.tokens[row : row + 1, : batch.lengths[row]])[0, place]
@@ -150,14 +152,16 @@ def test_sites_are_the_last_meta_and_the_last_text_token(model, batch):
 
 def test_a_meta_token_right_before_the_last_is_skipped(model):
     tokens, lengths, positions = torch.tensor([[5, 129, 129, 0]]), torch.tensor([3]), torch.tensor([[1, 2]])
-    got = site_states(model, tokens, lengths, positions, site="last_non_meta")
-    torch.testing.assert_close(got[0], model.hidden(tokens[:, :1])[0, 0].detach(), atol=1e-5, rtol=1e-4)
+    got = site_states(model, tokens, lengths, positions, sites=("last_non_meta",))
+    torch.testing.assert_close(
+        got["last_non_meta"][0], model.hidden(tokens[:, :1])[0, 0].detach(), atol=1e-5, rtol=1e-4
+    )
 
 
 def test_impossible_sites_are_named(model, batch):
     with pytest.raises(ConfigError, match="site='first'"):
-        site_states(model, *batch, site="first")
+        site_states(model, *batch, sites=("first",))
     with pytest.raises(ConfigError, match="example 0 is meta tokens alone"):
         site_states(
-            model, torch.tensor([[129]]), torch.tensor([1]), torch.tensor([[0]]), site="last_non_meta"
+            model, torch.tensor([[129]]), torch.tensor([1]), torch.tensor([[0]]), sites=("last_non_meta",)
         )

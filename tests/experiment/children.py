@@ -34,10 +34,13 @@ def claim_and_die(ledger: Ledger, cell: Cell, logged: int = 0, flushed: int = 0)
     die()
 
 
-def claim_and_hold(ledger: Ledger, cell: Cell, claimed: Event, finish: Event) -> None:
-    """Claim, say so, and finish when told."""
+def claim_and_hold(ledger: Ledger, cell: Cell, claimed: Event, finish: Event, step: int = 0) -> None:
+    """Claim, get to `step`, say so, and finish when told."""
     run = ledger.claim(cell, tiny.TAGS)
     assert run is not None
+    if step:
+        run.log(step, {"loss": 0.5, "tokens_per_second": 2000.0})
+        run.flush()
     claimed.set()
     assert finish.wait(60)
     run.finish({"validation_loss": 1.5})
@@ -82,4 +85,21 @@ def run_as_rank(rank: int, folder: Path, ledger: Ledger, home: Home, cells: list
         except Exception as raised:
             error = str(raised)
     answer.send((statuses, seen, error))
+    dist.destroy_process_group()
+
+
+def run_where_rank_1_is_too_small(
+    rank: int, folder: Path, ledger: Ledger, home: Home, cell: Cell, limit: int, statuses: Any
+) -> None:
+    """One of two DDP processes; on rank 1 no pass over more than `limit` sequences fits. Sends what came."""
+    import torch.distributed as dist
+
+    if rank == 1:
+        tiny.limit_memory(limit)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    try:
+        statuses.send(tiny.run([cell], ledger, home))
+    except Exception as error:
+        statuses.send(type(error).__name__)
+        os._exit(1)  # as a trainer ends the group
     dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing as mp
+import shutil
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_finished_training_leaves_weights_and_nothing_else(
         "manifest.json",
         "model.safetensors",
     ]
+
+
+def test_a_process_that_died_after_the_last_checkpoint_leaves_no_older_one(
+    ledger: Ledger, home: Home, new_cell: NewCell
+) -> None:
+    cell = new_cell()
+    tiny.run([cell], ledger, home)
+    folder = Path(home.checkpoints(cell.fingerprint))
+    shutil.copytree(folder / "step-8", folder / "step-4")  # it was to go when step 8 was there
+    ledger.client.set_terminated(record_of(ledger, cell).run_id, "FAILED")
+    assert tiny.run([cell], ledger, home) == ["finished"]
+    assert [path.name for path in folder.iterdir()] == ["step-8"]
 
 
 def test_a_failure_stops_only_what_builds_on_it(

@@ -183,6 +183,24 @@ def test_points_that_a_dead_process_could_not_send_are_sent_by_the_next(
     assert not list(home.spool.glob(f"{second.run_id}*"))
 
 
+def test_what_a_killed_process_had_sent_in_part_is_completed_and_not_doubled(
+    ledger: Ledger, new_cell: NewCell
+) -> None:
+    cell = new_cell()
+    first = claimed(ledger, cell)
+    first.log(2, {"loss": 2.0, "grad_norm": 1.0})
+    first.log(4, {"loss": 4.0})  # killed between two batches: grad_norm was to come
+    first.log(cell.steps, {"validation_loss": 1.0})  # or after the final numbers, before FINISHED
+    first.flush()
+    second = claimed(ledger, cell)
+    for step in (2, 4):
+        second.log(step, {"loss": float(step), "grad_norm": 1.0})
+    second.finish({"validation_loss": 1.0})
+    assert points(ledger, second.run_id, "loss") == [(2, 2.0), (4, 4.0)]
+    assert points(ledger, second.run_id, "grad_norm") == [(2, 1.0), (4, 1.0)]
+    assert points(ledger, second.run_id, "validation_loss") == [(cell.steps, 1.0)]
+
+
 def test_a_living_owner_is_waited_for(
     ledger: Ledger,
     new_cell: NewCell,
@@ -276,16 +294,29 @@ def test_of_many_that_claim_at_once_exactly_one_runs(
     assert points(ledger, run.info.run_id, "loss") == [(1, 1.0)]
 
 
-def test_two_processes_may_open_a_fresh_home_at_once(fresh_home: Home, processes: ForkServerContext) -> None:
-    start = processes.Barrier(2)
-    ends = [mp.Pipe(duplex=False) for _ in range(2)]
+def test_eight_processes_may_open_a_fresh_home_at_once(
+    fresh_home: Home, processes: ForkServerContext
+) -> None:
+    start = processes.Barrier(8)
+    ends = [mp.Pipe(duplex=False) for _ in range(8)]
     openers = [started(processes, children.open_ledger, fresh_home, start, send) for _, send in ends]
     answers = [receive.recv() if receive.poll(60) else None for receive, _ in ends]
     for opener in openers:
         opener.join(60)
-    assert answers[0] == answers[1]
     assert answers[0] is not None
+    assert answers == [answers[0]] * 8
     assert len(answers[0]) == len(KINDS)
+
+
+def test_a_deleted_experiment_is_told_with_the_ways_out(fresh_home: Home) -> None:
+    ledger = Ledger.open(fresh_home)
+    number = ledger.experiments["pretrain"]
+    ledger.client.delete_experiment(number)
+    ways_out = f"{ledger.tracking_uri} mlflow experiments restore -x {number}.*mlflow gc"
+    with pytest.raises(ConfigError, match=f"metatok/pretrain is deleted.*{ways_out}"):
+        Ledger.open(fresh_home)
+    ledger.client.restore_experiment(number)
+    assert Ledger.open(fresh_home).experiments == ledger.experiments
 
 
 def test_a_ledger_travels_to_other_processes(ledger: Ledger) -> None:

@@ -4,8 +4,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from metatok.experiment import Ablate, Cell, Efficiency, Extend, Finetune, Pretrain, Probe, get_preset
-from metatok.experiment.plan import STAGES, Cost, cost, stage_of, trials, with_ancestors
+from metatok.data.corpus import CorpusConfig
+from metatok.experiment import Ablate, Cell, Efficiency, Extend, Finetune, Home, Pretrain, Probe, get_preset
+from metatok.experiment.inputs import Inputs, ShardsConfig, distinct_inputs
+from metatok.experiment.plan import (
+    STAGES,
+    Cost,
+    checkpoint_disk,
+    cost,
+    input_disk,
+    places,
+    stage_of,
+    trials,
+    with_ancestors,
+)
+from metatok.experiment.settings import RunSettings
 from metatok.model import GPT, Intervention
 
 from . import tiny
@@ -119,7 +132,7 @@ def test_trials_hold_every_cell_of_a_preset_once_and_can_be_run_in_their_order(s
 
 def test_stages_are_the_sweeps_scripts() -> None:
     stages = {stage_of(cell) for cell in get_preset("smoke").cells()}
-    assert stages == set(STAGES)
+    assert stages == set(STAGES) - {"search"}
 
 
 def test_the_papers_pretraining_costs_what_the_paper_says() -> None:
@@ -157,3 +170,37 @@ def test_costs_of_the_other_kinds() -> None:
 def test_costs_add_up() -> None:
     total = sum([Cost(1, 2.0, 3), Cost(10, 20.0, 30)], Cost())
     assert total == Cost(11, 22.0, 33)
+
+
+def test_a_worker_needs_a_whole_node_to_hold_it() -> None:
+    fours = [{"CPU": 16.0, "GPU": 4.0}] * 2
+    assert places(fours, {"CPU": 8, "GPU": 8}) == 0  # though the cluster has 8
+    assert places(fours, {"CPU": 8, "GPU": 1}) == 4  # the CPUs end first
+    assert places(fours, {"CPU": 1, "GPU": 0.5}) == 16
+    assert places([{"CPU": 2.0}], {"CPU": 1, "GPU": 0}) == 2
+    assert places([{"CPU": 2.0}], {"CPU": 1, "GPU": 1}) == 0
+    assert places([{"CPU": 1.0}], {"CPU": 0.1, "GPU": 0}) == 10
+
+
+def test_step_checkpoints_hold_the_optimiser_too() -> None:
+    cell = tiny.pretrain(steps=100)
+    parameters = GPT(cell.model).num_parameters()
+    settings = RunSettings(checkpoint_every=10, keep_checkpoints=2)
+    # Weights and two moments, fp32; a third checkpoint is written before the first goes.
+    assert checkpoint_disk(cell, settings) == 3 * 4 * parameters * 3
+    assert checkpoint_disk(tiny.pretrain(steps=11), settings) == 3 * 4 * parameters
+    assert checkpoint_disk(tiny.pretrain(steps=10), settings) == 0  # the final one has weights alone
+    assert checkpoint_disk(Efficiency(model=cell.model), settings) == 0
+
+
+def test_sizes_of_inputs_are_near_the_truth(home: Home) -> None:
+    tuned = tiny.finetune()
+    inputs = Inputs(home.datasets)
+    for config in distinct_inputs([tuned.root, tuned]):
+        if isinstance(config, ShardsConfig):
+            config = config.model_copy(update={"corpus": CorpusConfig()})
+            assert 4e6 < input_disk(config) < 2e7
+            continue
+        dataset = inputs.task_dataset(config)
+        real = sum(path.stat().st_size for path in inputs.task_path(config).glob("*.npy"))
+        assert 0.5 < input_disk(config) / (real - 5 * 128) < 2.0, (len(dataset), real)

@@ -1,7 +1,10 @@
 """Cells that run in a blink, and what runs them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
@@ -12,7 +15,7 @@ from metatok.experiment.execute import OnProgress, Status, run_cells
 from metatok.experiment.settings import RunSettings
 from metatok.model import GPTConfig
 from metatok.tasks import Curriculum
-from metatok.training import OptimConfig
+from metatok.training import OptimConfig, loop
 
 VOCAB = 300
 BPE = TokenizerConfig(name="bpe", vocab_size=VOCAB)
@@ -75,3 +78,15 @@ def run(
     """How each of the cells went."""
     outcome = run_cells(cells, ledger, Context(home, settings), TAGS, on_progress)
     return [outcome[cell.fingerprint] for cell in cells]
+
+
+def limit_memory(sequences: int, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+    """From now on a training pass over more than so many sequences runs out of GPU memory."""
+    whole = loop.token_loss
+
+    def token_loss(module: Any, batch: Any, *rest: Any) -> Any:
+        if torch.is_grad_enabled() and len(batch.tokens) > sequences:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return whole(module, batch, *rest)
+
+    set_attribute(loop, "token_loss", token_loss)

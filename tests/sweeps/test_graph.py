@@ -76,6 +76,27 @@ def test_a_failed_cell_is_retried_then_its_dependents_are_skipped(ledger: Ledger
     assert graph.skipped == {cell.fingerprint for cell in cells[2:]}
 
 
+def test_out_of_memory_has_one_more_try_whatever_max_retries_is(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=0)
+    for times in ("once", "twice"):
+        (base,) = chosen(graph, graph.suggest(times))
+        assert base == cells[0]
+        settle(ledger, base, finished=False)
+        ledger.set_tag(base.fingerprint, "out_of_memory", times)
+        graph.on_trial_complete(times)
+    assert graph.halved == graph.failed == {cells[0].fingerprint}
+    assert graph.suggest("third") == Searcher.FINISHED
+
+
+def test_out_of_memory_at_half_is_not_tried_again(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=5)
+    (base,) = chosen(graph, graph.suggest("base"))
+    settle(ledger, base, finished=False)
+    ledger.set_tag(base.fingerprint, "out_of_memory", "twice")
+    graph.on_trial_complete("base")
+    assert graph.failed == {base.fingerprint}
+
+
 def test_a_process_that_dies_is_blamed_on_the_cell_it_was_in(ledger: Ledger, cells: list[Cell]) -> None:
     graph = Graph(cells, ledger, share_trainer=True, max_retries=0)
     settle(ledger, chosen(graph, graph.suggest("base"))[0])

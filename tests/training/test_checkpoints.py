@@ -190,6 +190,7 @@ def test_what_a_kill_leaves_behind_is_harmless(store: CheckpointStore) -> None:
     assert found.step == 30
     store.save(40, {"w": torch.ones(1)})
     assert store.steps() == [40]
+    assert not Path(store.uri, ".tmp-0123").exists()
 
 
 class Malicious:

@@ -1,0 +1,118 @@
+"""Look after the ledger and its home: python -m metatok.experiment status | gc | export"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from metatok.errors import ConfigError
+from metatok.experiment.home import Home
+
+PROGRAM = "python -m metatok.experiment"
+HELP = ("-h", "--help")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How the latest sweep stands: cells done, running, failed and to do, loss, speed, time left.
+
+    preset: the latest sweep of this preset. sweep: the sweep whose id starts so.
+    watch: look again every 5 s until it has ended.
+    home: where results are; default $METATOK_HOME, else ~/.metatok.
+    """
+
+    preset: str | None = None
+    sweep: str | None = None
+    watch: bool = False
+    home: Path | None = None
+
+    def run(self) -> None:
+        from metatok.experiment.ledger import Ledger  # MLflow's import takes seconds
+        from metatok.experiment.status import show_status
+
+        show_status(Ledger.open(Home.open(self.home)), self.preset, self.sweep, self.watch)
+
+
+@dataclass(frozen=True)
+class Gc:
+    """List what no ledger entry needs under the home, with sizes.
+
+    remove: remove it too.
+    home: where results are; default $METATOK_HOME, else ~/.metatok.
+    """
+
+    remove: bool = False
+    home: Path | None = None
+
+    def run(self) -> None:
+        from metatok.experiment.gc import collect
+        from metatok.experiment.ledger import Ledger
+
+        home = Home.open(self.home)
+        collect(home, Ledger.open(home), self.remove)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a finished cell's model and tokenizer as a folder that transformers loads.
+
+    cell: its run's name in the ledger, or how its fingerprint starts.
+    out: the folder to write.
+    home: where results are; default $METATOK_HOME, else ~/.metatok.
+    """
+
+    cell: tyro.conf.Positional[str]
+    out: Path
+    home: Path | None = None
+
+    def run(self) -> None:
+        from metatok.experiment.export import export_cell
+        from metatok.experiment.ledger import Ledger
+
+        home = Home.open(self.home)
+        print(f"{export_cell(home, Ledger.open(home), self.cell, self.out)} -> {self.out}")
+
+
+Command = Status | Gc | Export
+COMMANDS: Mapping[str, type[Command]] = {"status": Status, "gc": Gc, "export": Export}
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """The command of these arguments. Errors: ConfigError in one line."""
+    name = next(iter(arguments), "")
+    if name in HELP:
+        tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), prog=PROGRAM, args=[name], description=__doc__)
+    if name not in COMMANDS:
+        raise ConfigError(
+            f"command {name!r} is unknown, choose one of {', '.join(COMMANDS)}; --help tells more"
+        )
+    command, unknown = tyro.cli(
+        COMMANDS[name],
+        prog=f"{PROGRAM} {name}",
+        args=list(arguments[1:]),
+        return_unknown_args=True,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    if unknown:
+        raise ConfigError(f"option {unknown[0]!r} of {name} is unknown; --help lists all")
+    return command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0, 2 on a mistake, 130 on Ctrl-C."""
+    try:
+        parse(arguments).run()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
