@@ -206,7 +206,8 @@ class Ledger:
                         return None
                     trusted = time.monotonic() < trusted_until
                     if run is not None and not _worked_on(run, trusted):
-                        return self._take(run, cell, tags)
+                        run = self.client.get_run(run.info.run_id)  # its owner may have finished, then gone
+                        return None if run.info.status == "FINISHED" else self._take(run, cell, tags)
             except Exception as error:
                 if not is_away(error):
                     raise

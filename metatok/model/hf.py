@@ -1,23 +1,18 @@
 """metatok's models and tokenizers in transformers' formats, and GPT-2's weights in ours.
 
 Importing this module makes AutoConfig and AutoModelForCausalLM know model type "metatok"; no remote code is
-needed to load an export. From a shell:
-
-    python -m metatok.model.hf --checkpoint CHECKPOINT/step-N --tokenizer TOKENIZER.json --out FOLDER
+needed to load an export.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-import tyro
 from pydantic import ValidationError
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -353,32 +348,3 @@ def load_checkpoint(folder: str | Path) -> GPT:
             "give a folder step-N with manifest.json and model.safetensors"
         ) from error
     return model.eval()
-
-
-@dataclass(frozen=True)
-class Export:
-    """Write a checkpoint and its tokenizer as a folder that transformers loads.
-
-    checkpoint: a folder step-N under $METATOK_HOME/checkpoints.
-    tokenizer: a file tokenizer-*.json under $METATOK_HOME/datasets.
-    out: the folder to write.
-    """
-
-    checkpoint: Path
-    tokenizer: Path
-    out: Path
-
-
-def main() -> None:
-    """The command line. Exits 2 with one line on a mistake."""
-    command = tyro.cli(Export)
-    try:
-        export(load_checkpoint(command.checkpoint), Tokenizer.load(command.tokenizer), command.out)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(command.out)
-
-
-if __name__ == "__main__":
-    main()

@@ -110,7 +110,8 @@ def test_all_runs_of_an_experiment_have_the_same_columns(preset: str) -> None:
         assert set(cell.labels) <= set(params)
         assert all(isinstance(value, str) and len(value) <= 6000 for value in params.values())
         assert len(params) <= 100
-    assert len(columns) == len(KINDS) - (preset == "smoke")  # which has no published model
+    absent = {"candidate"} | ({"published"} if preset == "smoke" else set())  # searches, published models
+    assert columns.keys() == {kind.model_fields["kind"].default for kind in KINDS} - absent
 
 
 def test_a_failed_run_is_opened_again(ledger: Ledger, new_cell: NewCell) -> None:
@@ -272,6 +273,25 @@ def test_a_run_whose_maker_died_at_once_gets_its_description(ledger: Ledger, new
     found = ledger.client.get_run(run.run_id)
     assert found.data.params == flat_params(cell)
     assert [file.path for file in ledger.client.list_artifacts(run.run_id)] == ["cell.json"]
+
+
+def test_an_owner_that_finishes_and_ends_while_it_is_looked_at_is_not_taken_over(
+    ledger: Ledger, new_cell: NewCell, processes: ForkServerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = new_cell()
+    holds, finish = processes.Event(), processes.Event()
+    child = started(processes, children.claim_and_hold, ledger, cell, holds, finish)
+    assert holds.wait(60)
+    look = ledger._by_fingerprint
+
+    def look_and_blink(fingerprint: str) -> Any:
+        found = look(fingerprint)
+        finish.set()
+        child.join(60)
+        return found
+
+    monkeypatch.setattr(ledger, "_by_fingerprint", look_and_blink)
+    assert ledger.claim(cell, tiny.TAGS) is None
 
 
 @pytest.mark.parametrize("left_behind", [False, True])

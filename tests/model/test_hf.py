@@ -1,8 +1,6 @@
 """Models and tokenizers through transformers: out, back in, and GPT-2's weights."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from metatok.model.hf import (
     export,
     from_gpt2,
     load_checkpoint,
-    main,
     to_transformers,
     to_transformers_tokenizer,
 )
@@ -267,31 +264,15 @@ def test_a_gpt2_that_differs_is_refused(fields: dict[str, Any], message: str) ->
         from_gpt2(random_gpt2(**fields))
 
 
-def test_a_checkpoint_is_exported_by_command(
+def test_a_checkpoint_is_exported(
     tmp_path: Path, matching: Build, bpe: Tokenizer, random_tokens: Draw
 ) -> None:
     model, tokens = matching(), random_tokens(1, 10)
     meta = {"architecture": "GPT", "config": model.cfg.model_dump(mode="json")}
     checkpoint = CheckpointStore(str(tmp_path / "cell")).save(7, model.state_dict(), meta=meta)
-    bpe.save(tmp_path / "tokenizer.json")
-    command = [sys.executable, "-m", "metatok.model.hf", "--checkpoint", checkpoint]
-    command += ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    export(load_checkpoint(checkpoint), bpe, tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(loaded(tokens).logits, model(tokens))
-
-
-def test_a_mistake_in_the_command_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--checkpoint", str(tmp_path), "--tokenizer", "no.json", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["hf", *options])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    error = capsys.readouterr().err
-    assert "no model there" in error
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
