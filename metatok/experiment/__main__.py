@@ -9,11 +9,8 @@ from pathlib import Path
 
 import tyro
 
-from metatok.errors import ConfigError
+from metatok.commands import Command, run_command
 from metatok.experiment.home import Home
-
-PROGRAM = "python -m metatok.experiment"
-HELP = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -77,41 +74,12 @@ class Export:
         print(f"{export_cell(home, Ledger.open(home), self.cell, self.out)} -> {self.out}")
 
 
-Command = Status | Gc | Export
 COMMANDS: Mapping[str, type[Command]] = {"status": Status, "gc": Gc, "export": Export}
-
-
-def parse(arguments: Sequence[str]) -> Command:
-    """The command of these arguments. Errors: ConfigError in one line."""
-    name = next(iter(arguments), "")
-    if name in HELP:
-        tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), prog=PROGRAM, args=[name], description=__doc__)
-    if name not in COMMANDS:
-        raise ConfigError(
-            f"command {name!r} is unknown, choose one of {', '.join(COMMANDS)}; --help tells more"
-        )
-    command, unknown = tyro.cli(
-        COMMANDS[name],
-        prog=f"{PROGRAM} {name}",
-        args=list(arguments[1:]),
-        return_unknown_args=True,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    if unknown:
-        raise ConfigError(f"option {unknown[0]!r} of {name} is unknown; --help lists all")
-    return command
 
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, 2 on a mistake, 130 on Ctrl-C."""
-    try:
-        parse(arguments).run()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command(COMMANDS, "python -m metatok.experiment", __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from metatok.commands import Command, run_command
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import Tokenizer, TokenizerConfig, gpt2
-from metatok.errors import ConfigError, one_line
+from metatok.errors import ConfigError
 from metatok.tasks.base import PAUSE, Example
 from metatok.tasks.curriculum import Curriculum
 from metatok.tasks.dataset import Split, TaskDatasetConfig, build, encode_example
 from metatok.tasks.registry import get_task, task_class, task_name
 from metatok.tasks.text import corpus_text
 
-PROGRAM = "python -m metatok.tasks"
-HELP = ("-h", "--help")
 PAPER_EXAMPLES: dict[Split, int] = {"train": 90_000, "validation": 10_000, "test": 10_000}
 UNBOUNDED = 2**31 - 1
 
@@ -116,7 +114,7 @@ class Export:
             )
 
 
-COMMANDS: Mapping[str, type[Show | Export]] = {"show": Show, "export": Export}
+COMMANDS: Mapping[str, type[Command]] = {"show": Show, "export": Export}
 
 
 def curriculum(name: CurriculumName) -> Curriculum:
@@ -136,40 +134,9 @@ def highlighted(example: Example) -> Text:
     )
 
 
-def parse(arguments: Sequence[str]) -> Show | Export:
-    """The command of these arguments. Errors: ConfigError in one line."""
-    name = next(iter(arguments), "")
-    if name in HELP:
-        tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), prog=PROGRAM, args=[name], description=__doc__)
-    if name not in COMMANDS:
-        raise ConfigError(
-            f"command {name!r} is unknown, choose one of {', '.join(COMMANDS)}; --help tells more"
-        )
-    command, unknown = tyro.cli(
-        COMMANDS[name],
-        prog=f"{PROGRAM} {name}",
-        args=list(arguments[1:]),
-        return_unknown_args=True,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    if unknown:
-        raise ConfigError(f"option {unknown[0]!r} of {name} is unknown; --help lists all")
-    return command
-
-
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, 2 on a mistake, 130 on Ctrl-C."""
-    try:
-        parse(arguments).run()
-    except ValidationError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command(COMMANDS, "python -m metatok.tasks", __doc__, arguments)
 
 
 if __name__ == "__main__":
