@@ -71,23 +71,28 @@ _TABLE_6 = (
 
 def pretraining(results: Results) -> Exhibit:
     """Table 4."""
-    cells, notes = _cells(results, "pretrain")
-    exhibit = _settings(cells, _TABLE_4, "table_04", "Pre-training configuration", notes)
-    exhibit.caption = "As the pre-training cells have it, beside the paper's Table 4."
-    exhibit.runs = reported(results, ["pretrain"])
-    exhibit.notes += left_out_notes(results, "pretrain")
-    exhibit.missing = missing_notes(results, ("pretrain", {}))
-    return exhibit
+    return _configuration(results, "pretrain", _TABLE_4, "table_04", "Pre-training configuration")
 
 
 def context_extension(results: Results) -> Exhibit:
     """Table 5."""
-    cells, notes = _cells(results, "extend")
-    exhibit = _settings(cells, _TABLE_5, "table_05", "YaRN configuration of the extended models", notes)
-    exhibit.caption = "As the extension cells have it, beside the paper's Table 5."
-    exhibit.runs = reported(results, ["extend"])
-    exhibit.notes += left_out_notes(results, "extend")
-    exhibit.missing = missing_notes(results, ("extend", {}))
+    title = "YaRN configuration of the extended models"
+    return _configuration(results, "extend", _TABLE_5, "table_05", title)
+
+
+def _configuration(
+    results: Results,
+    kind: str,
+    settings: Sequence[tuple[str, Callable[[Any], Any], str]],
+    name: str,
+    title: str,
+) -> Exhibit:
+    cells, notes = _cells(results, kind)
+    exhibit = _settings(cells, settings, name, title, notes)
+    exhibit.caption = f"As the {kind} cells have it, beside the paper's Table {int(name[-2:])}."
+    exhibit.runs = reported(results, [kind])
+    exhibit.notes += left_out_notes(results, kind)
+    exhibit.missing = missing_notes(results, (kind, {}))
     return exhibit
 
 
