@@ -42,6 +42,7 @@ from metatok.experiment.search import search
 from metatok.experiment.settings import RunSettings
 from sweeps.graph import Graph
 from sweeps.inputs import check_inputs, prepare_inputs
+from sweeps.leftovers import leftovers_freed
 from sweeps.progress import ProgressView, print_plan, print_search, print_summary
 
 REPORT_SECONDS = 5.0
@@ -162,7 +163,7 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
             callbacks=[view],
         ),
     )
-    with view:
+    with view, leftovers_freed():
         try:
             tuner.fit()
         except Exception as error:  # Tune reads its own files back at the end, which a full disk cuts short

@@ -71,6 +71,8 @@ class Sweep:
             self.process = subprocess.Popen(
                 COMMAND, env=environment(self.home.root, **joined), cwd=ROOT, stdout=log, stderr=log,
                 start_new_session=True,
+                # A shell has its background jobs ignore Ctrl-C, which children inherit.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )  # fmt: skip
 
     def running(self) -> bool:
