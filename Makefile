@@ -11,9 +11,9 @@ demo: $(INSTALLED)
 	$(BIN)/python sweeps/full_paper.py --preset smoke
 	$(BIN)/python reports/build_tables.py --preset smoke
 
+# The sweeps' tests come first, as they take longest and mostly wait.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/sweeps --ignore=tests/experiment
-	$(BIN)/python -m pytest tests/sweeps tests/experiment
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/sweeps tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

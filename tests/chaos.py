@@ -64,7 +64,11 @@ class Sweep:
 
     def start(self) -> None:
         self.attempts += 1
-        joined = {"RAY_ADDRESS": self.cluster.address} if self.cluster else {}
+        joined = {}
+        if self.cluster:  # with the authentication it was started with
+            kept = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+            joined = {name: os.environ[name] for name in kept if name in os.environ}
+            joined["RAY_ADDRESS"] = self.cluster.address
         with self.log.open("a") as log:
             log.write(f"--- attempt {self.attempts}\n")
             log.flush()
