@@ -11,9 +11,9 @@ demo: $(INSTALLED)
 	$(BIN)/python sweeps/full_paper.py --preset smoke
 	$(BIN)/python reports/build_tables.py --preset smoke
 
-# The sweeps' tests come first, as they take longest and mostly wait.
+# The longest come first; they mostly wait.
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests/sweeps tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/sweeps tests/experiment tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -97,7 +97,7 @@ def laptop() -> Preset:
                     "prompt_tokens": 112,
                     "new_tokens": 112,
                     "batch_size": 8,
-                    "repeats": 15,
+                    "repeats": 9,
                     "sizes": (
                         ModelSize(n_layer=4, n_head=4, n_embd=128, context_length=256),
                         ModelSize(n_layer=6, n_head=6, n_embd=192, context_length=256),

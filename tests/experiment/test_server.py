@@ -206,3 +206,4 @@ def test_nothing_is_lost_while_the_server_is_away(
     assert not list(fresh_home.spool.glob("*.jsonl"))
     assert claims[0] is not None
     assert claims[0].run_id != run.run_id
+    claims[0].release()  # ends its heartbeat
