@@ -1,5 +1,7 @@
-"""The whole paper in miniature: run, repeated, reported."""
+"""The whole paper in miniature: killed, resumed, repeated, reported."""
 
+import os
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -17,26 +19,49 @@ GRID = ("--models", "gpt2_ape", "meta_rope", "--finetune.train-lengths", "64")
 COMMAND = script("sweeps/full_paper.py", "--preset", "smoke", *GRID, *SMALLEST)
 
 
-def records(ledger: Ledger) -> list[RunRecord]:
+def records(ledger: Ledger, status: str | None) -> list[RunRecord]:
     kinds = [kind.model_fields["kind"].default for kind in KINDS]
-    return [record for kind in kinds for record in ledger.records(kind, None)]
+    return [record for kind in kinds for record in ledger.records(kind, status)]
+
+
+def wait_for_finetunes(ledger: Ledger, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 180
+    while len(ledger.records("finetune")) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no fine-tune finished"
+        time.sleep(0.2)
 
 
 @pytest.mark.timeout(420)
-def test_the_whole_paper_runs_once_and_fills_every_exhibit(tmp_path: Path) -> None:
-    first = subprocess.run(COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
-    assert first.returncode == 0, first.stdout + first.stderr
-    ledger = Ledger.open(Home.open(tmp_path))
-    after = records(ledger)
+def test_a_killed_sweep_goes_on_and_ends_complete(tmp_path: Path, processes: list[subprocess.Popen]) -> None:
+    home = Home.open(tmp_path)
+    ledger = Ledger.open(home)
+
+    first = subprocess.Popen(
+        COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    processes.append(first)
+    wait_for_finetunes(ledger, 3, first)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = {record.fingerprint: record for record in records(ledger, "FINISHED")}
+
+    second = subprocess.run(COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
+    assert second.returncode == 0, second.stdout + second.stderr
+    after = records(ledger, None)
     assert {record.status for record in after} == {"FINISHED"}
     assert set(Counter(record.fingerprint for record in after).values()) == {1}
+    runs = {record.fingerprint: record for record in after}
+    for fingerprint, record in before.items():
+        assert (runs[fingerprint].run_id, runs[fingerprint].end_time) == (record.run_id, record.end_time)
 
     start = time.monotonic()
-    second = subprocess.run(COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
-    assert second.returncode == 0
-    assert "Nothing to do" in second.stdout
+    third = subprocess.run(COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
+    assert third.returncode == 0
+    assert "Nothing to do" in third.stdout
     assert time.monotonic() - start < 20
-    assert [record.run_id for record in records(ledger)] == [record.run_id for record in after]
+    assert [record.run_id for record in records(ledger, None)] == [record.run_id for record in after]
 
     report = subprocess.run(
         script("reports/build_tables.py"), env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True
