@@ -7,8 +7,6 @@ manifests of a set. metatok.data.tokenize makes them.
 """
 
 import json
-import os
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -159,9 +157,3 @@ def _map(folder: Path, manifest: FileManifest, split: str) -> np.ndarray:
         raise ConfigError(f"shards {str(folder)!r}: {part.path} is missing or cut short; tokenise again")
     # A plain view: slicing a memmap costs several times more.
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
-
-
-def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from metatok.data.corpus import Corpus, CorpusConfig, open_corpus, unusable
+from metatok.data.files import replace_file
 from metatok.data.shards import (
     SPLITS,
     FileManifest,
@@ -26,7 +27,6 @@ from metatok.data.shards import (
     describe_problems,
     read_manifest,
     stem,
-    write_text,
 )
 from metatok.data.tokenizer import Tokenizer
 from metatok.errors import ConfigError
@@ -107,7 +107,7 @@ def tokenize_steps(
         parts=parts,
         problems=dict(sorted(problems.items())),
     )
-    write_text(manifest_path, manifest.model_dump_json(indent=1))
+    replace_file(manifest_path, manifest.model_dump_json(indent=1).encode())
     yield _finished(manifest)
 
 
@@ -143,7 +143,7 @@ def finish_shards(corpus_config: CorpusConfig, out_dir: str | Path) -> ShardSet:
             f"corpus: {bad} of {good + bad} documents unusable: {describe_problems(manifests)}; "
             f"mend it or raise max_bad_fraction={corpus_config.max_bad_fraction}"
         )
-    write_text(out_dir / "index.json", json.dumps(index, indent=1))
+    replace_file(out_dir / "index.json", json.dumps(index, indent=1).encode())
     _remove_stale(out_dir)
     return ShardSet.open(out_dir)
 

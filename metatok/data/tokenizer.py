@@ -22,6 +22,7 @@ import numpy as np
 import tiktoken
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from metatok.data.files import replace_file
 from metatok.data.network import fetch
 from metatok.errors import ConfigError
 
@@ -146,7 +147,7 @@ class Tokenizer:
         content: dict[str, object] = {"name": self.name}
         if self.name != "gpt2":
             content["tokens"] = [token.hex() for token in sorted(self._ranks, key=self._ranks.__getitem__)]
-        _replace(Path(path), json.dumps(content).encode())
+        replace_file(Path(path), json.dumps(content).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -232,15 +233,8 @@ def _download_gpt2() -> bytes:
     with contextlib.suppress(OSError):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, data)
+            replace_file(path, data)
     return data
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a file at once or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -31,12 +31,9 @@ from metatok.experiment.plan import STAGES, stage_of
 from metatok.experiment.search import Choice, SearchSettings, Setting
 from metatok.experiment.settings import RunSettings
 from metatok.model import VARIANTS, GPTConfig, Intervention
-from metatok.tasks.curriculum import Curriculum
+from metatok.tasks.curriculum import CURRICULA, CurriculumName
 from metatok.tasks.registry import TaskName
 from metatok.training.optim import OptimConfig
-
-CURRICULA = {"table6": Curriculum(), "tiny": Curriculum.tiny()}
-
 
 _Steps = Annotated[tuple[int, ...], Field(min_length=1)]
 
@@ -138,7 +135,7 @@ class Preset(_Part):
     stages: tuple[str, ...] = STAGES
     corpus: CorpusConfig = CorpusConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    curriculum: Literal["table6", "tiny"] = "table6"
+    curriculum: CurriculumName = "table6"
     precision: Precision = "bf16"
     size: ModelSize = ModelSize()
     pretrain: PretrainSettings = PretrainSettings()

@@ -116,12 +116,14 @@ def search(preset: Preset, ledger: Ledger, left_out: Collection[str] = ()) -> tu
     is done costs a query. left_out: fingerprints of cells that cannot be done here.
     """
     settings = preset.finetune.search
+    if not settings.candidates or preset.finetune.chosen:
+        return preset, None
     groups = {
         (model_name(cell), cell.task)
         for cell in with_ancestors(preset.cells())
         if isinstance(cell, Finetune) and cell.base is cell.root and cell.fingerprint not in left_out
     }
-    if not settings.candidates or preset.finetune.chosen or not groups:
+    if not groups:
         return preset, None
     runs = {record.fingerprint: record.metrics for record in ledger.records("candidate")}
     standing = {group: settings.draw(*group) for group in sorted(groups)}

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -18,7 +18,7 @@ from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import Tokenizer, TokenizerConfig, gpt2
 from metatok.errors import ConfigError
 from metatok.tasks.base import PAUSE, Example
-from metatok.tasks.curriculum import Curriculum
+from metatok.tasks.curriculum import CURRICULA, CurriculumName
 from metatok.tasks.dataset import Split, TaskDatasetConfig, build, encode_example
 from metatok.tasks.registry import get_task, task_class, task_name
 from metatok.tasks.text import corpus_text
@@ -31,7 +31,6 @@ TaskArgument = Annotated[
     tyro.conf.Positional,
     tyro.conf.arg(help="list_recall, segment_counting, parity, copying, or your own one's name or .py file"),
 ]
-CurriculumName = Literal["table6", "tiny"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Show:
 
     def run(self) -> None:
         text = corpus_text(self.corpus) if task_class(self.task).needs_text else None
-        task = get_task(self.task, curriculum(self.curriculum), text)
+        task = get_task(self.task, CURRICULA[self.curriculum], text)
         tokenizer = load_tokenizer(self.tokenizer)
         console = Console(highlight=False)
         for index in range(self.index, self.index + self.n):
@@ -96,7 +95,7 @@ class Export:
         config = TaskDatasetConfig(
             task=self.task,
             tokenizer=TokenizerConfig.model_validate(bpe),
-            curriculum=curriculum(self.curriculum),
+            curriculum=CURRICULA[self.curriculum],
             corpus=self.corpus,
             phase=self.phase,
             split=self.split,
@@ -115,10 +114,6 @@ class Export:
 
 
 COMMANDS: Mapping[str, type[Command]] = {"show": Show, "export": Export}
-
-
-def curriculum(name: CurriculumName) -> Curriculum:
-    return Curriculum.tiny() if name == "tiny" else Curriculum()
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -10,7 +10,7 @@ so its words, chosen here, put half or more of its prompts in the range of every
 """
 
 from itertools import pairwise
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -197,3 +197,7 @@ class Curriculum(BaseModel):
         while self.phase(number + 1).reach <= train_length:
             number += 1
         return tuple(range(1, number + 1))
+
+
+CurriculumName = Literal["table6", "tiny"]
+CURRICULA: dict[CurriculumName, Curriculum] = {"table6": Curriculum(), "tiny": Curriculum.tiny()}
