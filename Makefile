@@ -5,20 +5,22 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test lint style lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/python sweeps/full_paper.py --preset smoke
 	$(BIN)/python reports/build_tables.py --preset smoke
 
-# The longest come first; they mostly wait.
-test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests/sweeps tests/experiment tests
+# mypy runs as one of the tests.
+test: style
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: $(INSTALLED)
+lint: style
+	$(BIN)/mypy
+
+style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 lock: $(INSTALLED)
 	$(BIN)/pip install --upgrade -e '.[dev]'

@@ -1,7 +1,8 @@
 """Faults at random moments of a smallest sweep: `python -m tests.chaos --rounds 20 --seed 0`.
 
 Each round runs the sweep in a fresh home, does to it one thing that a sweep must survive, runs the same
-command until it says that all is finished, and compares what the home then holds with an undisturbed one.
+command until it says that all is finished, and compares what the home then holds with what the same cells
+leave that run undisturbed and without Ray.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import psutil
+import torch
+import torch.distributed as dist
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from metatok.experiment import Home, Ledger
 from metatok.experiment.cells import KINDS
+from metatok.experiment.context import Context
+from metatok.experiment.execute import run_cells
 from metatok.experiment.plan import with_ancestors
 from metatok.training import CheckpointStore
 from sweeps.cli import parse
@@ -44,7 +49,7 @@ COMMAND = script("sweeps/ablate.py", *ARGUMENTS)
 PATIENCE = 300.0  # seconds for one attempt
 DISK = "48m"  # the sweep needs less than 20 MB
 
-Fault = Literal["driver", "trial", "worker", "raylet", "interrupt", "disk"]
+Fault = Literal["driver", "trial", "worker", "raylet", "interrupt", "disk", "rival"]
 
 
 class Sweep:
@@ -61,18 +66,26 @@ class Sweep:
         self.attempts = 0
         self.log = home.with_suffix(".log")
         self.process: subprocess.Popen | None = None
+        self.rival: subprocess.Popen | None = None
 
     def start(self) -> None:
         self.attempts += 1
+        self.process = self._launch(f"attempt {self.attempts}")
+
+    def start_rival(self) -> None:
+        """The same command a second time, beside the attempt."""
+        self.rival = self._launch("rival")
+
+    def _launch(self, name: str) -> subprocess.Popen:
         joined = {}
         if self.cluster:  # with the authentication it was started with
             kept = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
             joined = {name: os.environ[name] for name in kept if name in os.environ}
             joined["RAY_ADDRESS"] = self.cluster.address
         with self.log.open("a") as log:
-            log.write(f"--- attempt {self.attempts}\n")
+            log.write(f"--- {name}\n")
             log.flush()
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 COMMAND, env=environment(self.home.root, **joined), cwd=ROOT, stdout=log, stderr=log,
                 start_new_session=True,
                 # A shell has its background jobs ignore Ctrl-C, which children inherit.
@@ -88,20 +101,26 @@ class Sweep:
         return self.process.wait(PATIENCE)
 
     def complete(self, attempts: int = 3) -> None:
-        """Run the command until it exits with 0. Errors: AssertionError after that many attempts in all."""
+        """Run the command until it exits with 0, and the rival ends too.
+
+        Errors: AssertionError after that many attempts in all.
+        """
         while not (self.process is not None and self.wait() == 0):
             assert self.attempts < attempts, f"attempt {self.attempts} exited with {self.process.returncode}"
             self.start()
+        if self.rival is not None:
+            self.rival.wait(PATIENCE)
 
     def close(self) -> None:
-        if self.running():
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        for process in (self.process, self.rival):
+            if process is not None and process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until it holds, or the attempt has ended."""
         while self.running() and not condition():
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def reached(self, kind: str) -> int:
         """The newest checkpoint of the first cell of that kind; 0 if none."""
@@ -134,6 +153,8 @@ def strike(sweep: Sweep, fault: Fault, chance: random.Random) -> bool:
         os.killpg(sweep.process.pid, signal.SIGINT)  # as a terminal sends it
     elif fault == "disk":
         return _fill_disk(sweep, chance)
+    elif fault == "rival":
+        sweep.start_rival()
     else:
         title = "RayTrainWorker" if fault == "worker" else "ImplicitFunc.train"
         sweep.until(lambda: sweep.processes(title))
@@ -291,6 +312,10 @@ def play(fault: Fault, moment: float, chance: random.Random, reference: Facts) -
             wrong = [str(error)]
         else:
             wrong = differences(facts(sweep.home), reference)
+            if fault == "rival" and struck:
+                assert sweep.rival is not None
+                wrong += [f"the rival exited with {code}" for code in [sweep.rival.returncode] if code]
+                wrong += [f"{name} was taken over" for name in taken_over(sweep.ledger)]
         result.attempts = sweep.attempts
         result.verdict = "; ".join(wrong) or ("ok" if struck else "ok (over before the fault)")
         if wrong:
@@ -299,14 +324,27 @@ def play(fault: Fault, moment: float, chance: random.Random, reference: Facts) -
     return result
 
 
-def undisturbed(home: Path) -> tuple[Facts, float]:
-    """What a sweep holds that nothing happens to, and its seconds."""
-    sweep = Sweep(home)
-    start = time.monotonic()
-    sweep.start()
-    assert sweep.wait() == 0, sweep.log.read_text()
-    seconds = time.monotonic() - start
-    return facts(sweep.home), seconds
+def taken_over(ledger: Ledger) -> list[str]:
+    """The names of runs that were claimed again after their start."""
+    records = [record for kind in KINDS for record in ledger.records(kind.model_fields["kind"].default, None)]
+    return [r.name for r in records if abs(float(r.tags["claimed"]) - r.start_time / 1000) > 5]
+
+
+def without_ray(home: Path) -> Facts:
+    """What a home holds where plain processes run the cells, two for the pre-training as in the preset."""
+    torch.multiprocessing.spawn(_run_as_rank, (home,), nprocs=2)
+    return facts(Home.open(home))
+
+
+def _run_as_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}-rendezvous", rank=rank, world_size=2)
+    sweep = Sweep(folder)
+    context = Context(sweep.home, parse(ARGUMENTS, "ablate", "").fields.run)
+    run_cells([cell for cell in sweep.cells if cell.kind == "pretrain"], sweep.ledger, context, {})
+    dist.destroy_process_group()
+    if rank == 0:
+        run_cells(sweep.cells, sweep.ledger, context, {})
 
 
 def main(rounds: int = 20, seed: int = 0, faults: Sequence[Fault] = get_args(Fault)) -> int:
@@ -315,9 +353,14 @@ def main(rounds: int = 20, seed: int = 0, faults: Sequence[Fault] = get_args(Fau
     order = [fault for _ in range(0, rounds, len(faults)) for fault in chance.sample(faults, len(faults))]
     table = Table("round", "fault", "moment", "cells done", "attempts", "verdict", title=f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        reference, seconds = undisturbed(Path(folder) / "home")
-        print(f"undisturbed: {seconds:.0f} s, {len(reference.runs)} cells", flush=True)
-        failed = 0
+        reference = without_ray(Path(folder) / "home")
+        sweep = Sweep(Path(folder) / "undisturbed")
+        start = time.monotonic()
+        sweep.complete(attempts=1)
+        seconds = time.monotonic() - start
+        wrong = differences(facts(sweep.home), reference)
+        print(f"undisturbed: {seconds:.0f} s, {len(reference.runs)} cells, {wrong or 'ok'}", flush=True)
+        failed = len(wrong)
         for number, fault in enumerate(order[:rounds], start=1):
             result = play(fault, chance.uniform(2, seconds), chance, reference)
             failed += not result.verdict.startswith("ok")

@@ -19,7 +19,7 @@ from metatok.model.config import GPTConfig
 from metatok.model.generate import Generation, generate
 from metatok.model.interventions import Intervention
 from metatok.model.plan import find_meta_positions, make_plan, meta_mask
-from metatok.model.positions import POSITIONS, Position
+from metatok.model.positions import POSITIONS, Position, empty_embedding
 from metatok.randomness import torch_seed
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -93,7 +93,7 @@ class GPT(nn.Module):
     def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
         super().__init__()
         self.cfg = cfg
-        self.token_embedding = nn.Embedding(cfg.padded_vocab_size, cfg.n_embd)  # also the output layer
+        self.token_embedding = empty_embedding(cfg.padded_vocab_size, cfg.n_embd)  # also the output layer
         self.position: Position = POSITIONS[cfg.position](cfg)
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))

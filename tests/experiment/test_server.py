@@ -42,7 +42,7 @@ class Server:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"{self.uri}/health", timeout=1).close()
@@ -61,9 +61,11 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
-    server.start()
-    yield server
-    server.kill()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 class Proxy(http.server.ThreadingHTTPServer):

@@ -1,6 +1,7 @@
 """Smallest sweeps through the real Ray, Tune and MLflow."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,15 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
 
 def script(name: str, *arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / name), *arguments]
+
+
+def write_readmes_task(folder: Path) -> Path:
+    """README's reverse.py in that folder."""
+    section = (ROOT / "README.md").read_text().split("\n## Your own task\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    path = folder / "reverse.py"
+    path.write_text(code)
+    return path
 
 
 @pytest.fixture

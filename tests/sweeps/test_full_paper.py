@@ -1,6 +1,7 @@
-"""The whole paper in miniature: killed, resumed, repeated, reported."""
+"""The whole paper in miniature, with README's own task: killed, resumed, repeated, reported."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,11 +13,11 @@ import pytest
 from metatok.experiment import Home, Ledger
 from metatok.experiment.cells import KINDS
 from metatok.experiment.ledger import RunRecord
-from tests.sweeps.conftest import ROOT, SMALLEST, environment, script
+from tests.sweeps.conftest import ROOT, SMALLEST, environment, script, write_readmes_task
 
 # Two models and one train length still fill every exhibit.
 GRID = ("--models", "gpt2_ape", "meta_rope", "--finetune.train-lengths", "64")
-COMMAND = script("sweeps/full_paper.py", "--preset", "smoke", *GRID, *SMALLEST)
+TASKS = ("list_recall", "segment_counting", "parity", "copying")
 
 
 def records(ledger: Ledger, status: str | None) -> list[RunRecord]:
@@ -34,11 +35,13 @@ def wait_for_finetunes(ledger: Ledger, count: int, process: subprocess.Popen) ->
 
 @pytest.mark.timeout(420)
 def test_a_killed_sweep_goes_on_and_ends_complete(tmp_path: Path, processes: list[subprocess.Popen]) -> None:
+    tasks = ("--tasks", *TASKS, str(write_readmes_task(tmp_path)))
+    command = script("sweeps/full_paper.py", "--preset", "smoke", *GRID, *tasks, *SMALLEST)
     home = Home.open(tmp_path)
     ledger = Ledger.open(home)
 
     first = subprocess.Popen(
-        COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, start_new_session=True,
+        command, env=environment(tmp_path), cwd=ROOT, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     processes.append(first)
@@ -47,7 +50,7 @@ def test_a_killed_sweep_goes_on_and_ends_complete(tmp_path: Path, processes: lis
     first.wait()
     before = {record.fingerprint: record for record in records(ledger, "FINISHED")}
 
-    second = subprocess.run(COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
+    second = subprocess.run(command, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
     assert second.returncode == 0, second.stdout + second.stderr
     after = records(ledger, None)
     assert {record.status for record in after} == {"FINISHED"}
@@ -57,11 +60,16 @@ def test_a_killed_sweep_goes_on_and_ends_complete(tmp_path: Path, processes: lis
         assert (runs[fingerprint].run_id, runs[fingerprint].end_time) == (record.run_id, record.end_time)
 
     start = time.monotonic()
-    third = subprocess.run(COMMAND, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
+    third = subprocess.run(command, env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True)
     assert third.returncode == 0
     assert "Nothing to do" in third.stdout
     assert time.monotonic() - start < 20
     assert [record.run_id for record in records(ledger, None)] == [record.run_id for record in after]
+
+    finetunes = [r for r in after if r.kind == "finetune"]
+    own = [r for r in finetunes if re.fullmatch(r"reverse@[0-9a-f]{8}", r.params["task"])]
+    assert sorted(r.params["model"] for r in own) == ["gpt2_ape", "meta_rope"]
+    assert all(r.metrics["n/64"] == 10 and 0 < r.metrics["majority_share/64"] <= 1 for r in own)
 
     report = subprocess.run(
         script("reports/build_tables.py"), env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True
