@@ -120,7 +120,7 @@ class Sweep:
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until it holds, or the attempt has ended."""
         while self.running() and not condition():
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def reached(self, kind: str) -> int:
         """The newest checkpoint of the first cell of that kind; 0 if none."""
