@@ -19,6 +19,8 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 # A trainer waits for running trials to leave its resources, however long they take.
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(7 * 24 * 3600))
+# It warns workers of a machine that will be taken away, which ours need not know, and costs a process.
+os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
 # Workers wait in each report until the controller has polled it; its default is every 2 s.
 os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
 # Each trial is a new thread of its worker, for which glibc would take the next of eight heaps a core.
@@ -34,6 +36,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 import metatok
 from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home, Ledger, Preset
+from metatok.experiment.cells import Published
 from metatok.experiment.context import Context
 from metatok.experiment.execute import OnProgress, Progress, agreed, run_cells
 from metatok.experiment.plan import places, stage_of, unreachable, with_ancestors
@@ -60,7 +63,8 @@ def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     Errors: ConfigError, before any work starts. KeyboardInterrupt, after the summary.
     """
     ledger = Ledger.open(home)
-    left_out, why = unreachable(ledger.missing(with_ancestors(preset.cells())))
+    fetched = [cell for cell in with_ancestors(preset.cells()) if isinstance(cell.lineage[0], Published)]
+    left_out, why = unreachable(ledger.missing(fetched)) if fetched else (frozenset(), "")
     if left_out:
         print(why, flush=True)
     try:

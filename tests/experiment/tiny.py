@@ -12,6 +12,7 @@ from metatok.experiment import Cell, Finetune, Home, Ledger, Pretrain
 from metatok.experiment.cells import injects_meta_tokens
 from metatok.experiment.context import Context
 from metatok.experiment.execute import OnProgress, Status, run_cells
+from metatok.experiment.run import CellRun
 from metatok.experiment.settings import RunSettings
 from metatok.model import GPTConfig
 from metatok.tasks import Curriculum
@@ -78,6 +79,16 @@ def run(
     """How each of the cells went."""
     outcome = run_cells(cells, ledger, Context(home, settings), TAGS, on_progress)
     return [outcome[cell.fingerprint] for cell in cells]
+
+
+def claimed(ledger: Ledger, cell: Cell) -> CellRun:
+    run = ledger.claim(cell, TAGS)
+    assert run is not None
+    return run
+
+
+def points(ledger: Ledger, run_id: str, curve: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in ledger.client.get_metric_history(run_id, curve)]
 
 
 def limit_memory(sequences: int, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
