@@ -64,7 +64,7 @@ def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     """
     ledger = Ledger.open(home)
     fetched = [cell for cell in with_ancestors(preset.cells()) if isinstance(cell.lineage[0], Published)]
-    left_out, why = unreachable(ledger.missing(fetched)) if fetched else (frozenset(), "")
+    left_out, why = unreachable(ledger.missing(fetched))
     if left_out:
         print(why, flush=True)
     try:

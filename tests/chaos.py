@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,7 +30,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from metatok.experiment import Home, Ledger
+from metatok.experiment import Home, Ledger, RunRecord
 from metatok.experiment.cells import KINDS
 from metatok.experiment.context import Context
 from metatok.experiment.execute import run_cells
@@ -232,22 +232,26 @@ class Facts:
     unsent: list[str] = field(default_factory=list)
 
 
+def all_records(ledger: Ledger) -> list[RunRecord]:
+    """The runs of every kind and status."""
+    return [record for kind in KINDS for record in ledger.records(kind.model_fields["kind"].default, None)]
+
+
 def facts(home: Home) -> Facts:
     """Every point of every curve in the order of logging, every number, table and checkpoint."""
     ledger, found = Ledger.open(home), Facts()
-    for kind in KINDS:
-        for record in ledger.records(kind.model_fields["kind"].default, None):
-            key = f"{record.kind} {record.fingerprint[:12]}"
-            found.runs.append((key, record.status))
-            found.numbers[key] = {
-                name: [
-                    (point.step, 0.0 if name == "tokens_per_second" else point.value)
-                    for point in ledger.client.get_metric_history(record.run_id, name)
-                ]
-                for name in record.metrics
-            }
-            folder = Path(record.artifact_uri.removeprefix("file://"))
-            found.tables[key] = {path.name: _digest(path) for path in folder.glob("*.parquet")}
+    for record in all_records(ledger):
+        key = f"{record.kind} {record.fingerprint[:12]}"
+        found.runs.append((key, record.status))
+        found.numbers[key] = {
+            name: [
+                (point.step, 0.0 if name == "tokens_per_second" else point.value)
+                for point in ledger.client.get_metric_history(record.run_id, name)
+            ]
+            for name in record.metrics
+        }
+        folder = Path(record.artifact_uri.removeprefix("file://"))
+        found.tables[key] = {path.name: _digest(path) for path in folder.glob("*.parquet")}
     found.runs.sort()
     root = home.root / "checkpoints"
     found.checkpoints = {
@@ -315,7 +319,7 @@ def play(fault: Fault, moment: float, chance: random.Random, reference: Facts) -
             if fault == "rival" and struck:
                 assert sweep.rival is not None
                 wrong += [f"the rival exited with {code}" for code in [sweep.rival.returncode] if code]
-                wrong += [f"{name} was taken over" for name in taken_over(sweep.ledger)]
+                wrong += [f"{r.name} was taken over" for r in taken_over(all_records(sweep.ledger))]
         result.attempts = sweep.attempts
         result.verdict = "; ".join(wrong) or ("ok" if struck else "ok (over before the fault)")
         if wrong:
@@ -324,10 +328,9 @@ def play(fault: Fault, moment: float, chance: random.Random, reference: Facts) -
     return result
 
 
-def taken_over(ledger: Ledger) -> list[str]:
-    """The names of runs that were claimed again after their start."""
-    records = [record for kind in KINDS for record in ledger.records(kind.model_fields["kind"].default, None)]
-    return [r.name for r in records if abs(float(r.tags["claimed"]) - r.start_time / 1000) > 5]
+def taken_over(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those that were claimed again after their start."""
+    return [r for r in records if abs(float(r.tags["claimed"]) - r.start_time / 1000) > 5]
 
 
 def without_ray(home: Path) -> Facts:

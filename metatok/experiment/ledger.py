@@ -139,8 +139,9 @@ class Ledger:
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of `cells` that are not finished, in their order."""
-        finished = self.finished()
-        return [cell for cell in cells if cell.fingerprint not in finished]
+        wanted = list(cells)
+        finished = self.finished() if wanted else {}
+        return [cell for cell in wanted if cell.fingerprint not in finished]
 
     def records(self, kind: str, status: str | None = "FINISHED") -> list[RunRecord]:
         """The runs of a kind, oldest first; status None = all."""

@@ -47,7 +47,7 @@ def test_a_cell_is_done_when_its_run_is_finished(ledger: Ledger, new_cell: NewCe
 def test_a_run_says_what_it_is(ledger: Ledger, home: Home, new_cell: NewCell) -> None:
     cell = new_cell()
     tuned = tiny.finetune(cell, train_length=32)
-    run = tiny.claimed(ledger, tuned)  # type: ignore[arg-type]
+    run = tiny.claimed(ledger, tuned)
     run.table("records", pa.table({"exact": [True, False]}))
     run.tag("checkpoint", "/somewhere/step-8")
     run.finish({"exact_match/64": 0.5})
