@@ -47,10 +47,8 @@ class Graph(Searcher):
         if any(_alone(trial) for trial in self.running.values()):
             return None
         unfinished = {cell.fingerprint for cell in self.cells} - self.finished
-        # What runs alone comes first, while nothing runs yet.
-        for trial in sorted(
-            trials(list(self.pending.values()), self.share_trainer), key=_alone, reverse=True
-        ):
+        # What runs alone comes last: before, it would hold up the trainer, which is long in starting.
+        for trial in sorted(trials(list(self.pending.values()), self.share_trainer), key=_alone):
             if trial.needs & unfinished or (_alone(trial) and self.running):
                 continue
             self.running[trial_id] = trial

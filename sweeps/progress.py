@@ -151,6 +151,9 @@ class ProgressView(tune.Callback):
         _, key = self._at.pop(trial.trial_id, (0.0, ""))
         if key in self._turns and self._turns[key].end is None:  # its process died
             del self._turns[key]
+        # Tune keeps every trial to the sweep's end, most of it statistics that nothing reads.
+        trial.metric_n_steps.clear()
+        trial.metric_analysis.clear()
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.on_trial_complete(iteration, trials, trial)

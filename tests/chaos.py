@@ -39,10 +39,11 @@ from metatok.training import CheckpointStore
 from sweeps.cli import parse
 from tests.sweeps.conftest import ROOT, environment, script
 
-# A pre-training, a fine-tune of it and three ablations of that; both trainings have many checkpoints.
+# A pre-training, a fine-tune of it and three ablations of that. Both trainings have many checkpoints, and the
+# fine-tune outlasts several faults, as its process goes on for some steps after each.
 ARGUMENTS = """
     --preset smoke --models meta_ape --tasks parity --finetune.train-lengths 64
-    --pretrain.steps 40 --finetune.steps 120 --finetune.n-train 256 --finetune.n-test 10
+    --pretrain.steps 40 --finetune.steps 400 --finetune.n-train 256 --finetune.n-test 10
     --run.log-every 2 --run.checkpoint-every 4
 """.split()  # noqa: SIM905 (a command line reads better as one)
 COMMAND = script("sweeps/ablate.py", *ARGUMENTS)

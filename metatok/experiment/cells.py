@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
-from metatok.model import VARIANTS, GPTConfig, Intervention
+from metatok.model import GPTConfig, Intervention
 from metatok.tasks.curriculum import Curriculum
 from metatok.tasks.dataset import Split
 from metatok.tasks.registry import TaskName
@@ -107,6 +107,7 @@ class Pretrain(Cell):
     step over all workers. validation_sequences: blocks of the validation split behind the final loss.
     """
 
+    version: ClassVar[int] = 2
     kind: Literal["pretrain"] = "pretrain"
     model: GPTConfig
     corpus: CorpusConfig = CorpusConfig()
@@ -192,7 +193,7 @@ class Finetune(Cell):
     completion have at most E.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     eval_split: ClassVar[Split] = "test"
     kind: Literal["finetune"] = "finetune"
     base: Annotated[Pretrain | Published | Extend | Finetune, Field(discriminator="kind")]
@@ -274,7 +275,7 @@ class Ablate(Cell):
 class RateDistortion(Cell):
     """One point of a rate-distortion curve: VIB on a frozen model's hidden states (section 5.1, Figure 3)."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     kind: Literal["rate_distortion"] = "rate_distortion"
     base: Annotated[Pretrain | Extend | Finetune, Field(discriminator="kind")]
     site: Literal["meta", "last_non_meta"]
@@ -360,17 +361,7 @@ AnyCell = Annotated[
     Pretrain | Published | Extend | Candidate | Finetune | Ablate | RateDistortion | Probe | Efficiency,
     Field(discriminator="kind"),
 ]
-KINDS: tuple[type[Cell], ...] = (
-    Pretrain,
-    Published,
-    Extend,
-    Candidate,
-    Finetune,
-    Ablate,
-    RateDistortion,
-    Probe,
-    Efficiency,
-)
+KINDS: tuple[type[Cell], ...] = get_args(get_args(AnyCell)[0])
 
 _adapter: TypeAdapter[AnyCell] = TypeAdapter(AnyCell)
 
@@ -407,8 +398,3 @@ def _check_positions(cell: Finetune | RateDistortion | Probe, field: str, longes
             f"{field}={getattr(cell, field)}: learned positions end at the context of "
             f"{model_name(cell.base)}, {model.context_length} tokens; leave out what is longer"
         )
-
-
-def injects_meta_tokens(variant: str) -> bool:
-    """Whether the variant's pre-training data holds meta tokens."""
-    return VARIANTS[variant].injects_meta_tokens

@@ -113,8 +113,9 @@ class Inputs:
         return self.root / f"tokenizer-{_digest(_tokenizer_text(config, corpus))}.json"
 
     def shards_path(self, config: ShardsConfig) -> Path:
+        text = _tokenizer_text(config.tokenizer, config.corpus)
         # How much dirt is borne changes no token.
-        return self.root / f"shards-{_digest(config, exclude={'corpus': {'max_bad_fraction'}})}"
+        return self.root / f"shards-{_digest(config, text, exclude={'corpus': {'max_bad_fraction'}})}"
 
     def tokenize(self, config: ShardsConfig, file: str, threads: int = 1) -> Iterator[Progress]:
         """Tokenise one source file of the corpus, telling its progress; a finished one is left alone."""
@@ -161,12 +162,16 @@ class Inputs:
 
 
 class TokenizerText(BaseModel):
-    """What a tokenizer is made from; a ready-made encoding needs no corpus."""
+    """What a tokenizer is made from; a ready-made encoding needs no text.
+
+    generator: of the task text, as in TaskDatasetConfig.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     config: TokenizerConfig
     corpus: CorpusConfig | None
+    generator: int | None
 
     def texts(self) -> Iterator[str]:
         """Corpus documents and task text, so that a task word is one or two tokens."""
@@ -178,8 +183,11 @@ class TokenizerText(BaseModel):
 
 
 def _tokenizer_text(config: TokenizerConfig, corpus: CorpusConfig) -> TokenizerText:
-    """What a tokenizer depends on: a bpe on its corpus."""
-    return TokenizerText(config=config, corpus=corpus if config.name == "bpe" else None)
+    """What a tokenizer depends on: a bpe on its corpus and on the tasks."""
+    if config.name != "bpe":
+        return TokenizerText(config=config, corpus=None, generator=None)
+    generator = TaskDatasetConfig.model_fields["generator"].default
+    return TokenizerText(config=config, corpus=corpus, generator=generator)
 
 
 def task_text() -> Iterator[str]:
@@ -198,8 +206,9 @@ def distinct_inputs(cells: Iterable[Cell]) -> list[InputConfig]:
     return list(dict.fromkeys(config for cell in cells for config in inputs_of(cell)))
 
 
-def _digest(config: BaseModel, exclude: dict[str, set[str]] | None = None) -> str:
-    return hashlib.sha256(config.model_dump_json(exclude=exclude).encode()).hexdigest()[:16]
+def _digest(*configs: BaseModel, exclude: dict[str, set[str]] | None = None) -> str:
+    content = "\n".join(config.model_dump_json(exclude=exclude) for config in configs)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,6 @@ from metatok.experiment.cells import (
     Probe,
     Published,
     RateDistortion,
-    injects_meta_tokens,
     model_name,
 )
 from metatok.experiment.plan import STAGES, stage_of
@@ -211,7 +210,7 @@ class Preset(_Part):
             model=model,
             corpus=self.corpus,
             tokenizer=self.tokenizer,
-            meta_fraction=settings.meta_fraction if injects_meta_tokens(name) else 0.0,
+            meta_fraction=settings.meta_fraction if VARIANTS[name].injects_meta_tokens else 0.0,
             optim=settings.optim,
             batch_size=settings.batch_size,
             steps=settings.steps,

@@ -50,7 +50,7 @@ class TaskDatasetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # Raised when the same settings give other examples, so that an old data set is not taken for them.
-    generator: Literal[2] = 2
+    generator: Literal[3] = 3
     task: TaskName
     tokenizer: TokenizerConfig = TokenizerConfig()
     curriculum: Curriculum = Curriculum()

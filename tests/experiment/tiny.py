@@ -9,12 +9,11 @@ import torch
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
 from metatok.experiment import Cell, Finetune, Home, Ledger, Pretrain
-from metatok.experiment.cells import injects_meta_tokens
 from metatok.experiment.context import Context
 from metatok.experiment.execute import OnProgress, Status, run_cells
 from metatok.experiment.run import CellRun
 from metatok.experiment.settings import RunSettings
-from metatok.model import GPTConfig
+from metatok.model import VARIANTS, GPTConfig
 from metatok.tasks import Curriculum
 from metatok.training import OptimConfig, loop
 
@@ -31,7 +30,7 @@ def pretrain(variant: str = "meta_rope", seed: int = 0, context_length: int = 96
     return Pretrain.model_validate(
         {
             "model": GPTConfig.variant(variant, **shape, n_layer=1, n_head=2, n_embd=16),
-            "meta_fraction": 0.1 if injects_meta_tokens(variant) else 0.0,
+            "meta_fraction": 0.1 if VARIANTS[variant].injects_meta_tokens else 0.0,
             "seed": seed,
             "corpus": CORPUS,
             "tokenizer": BPE,

@@ -118,12 +118,12 @@ def test_a_cell_that_another_sweep_finished_counts(ledger: Ledger, cells: list[C
     assert graph.finished == {cells[0].fingerprint}
 
 
-def test_speed_is_measured_with_nothing_beside_it(ledger: Ledger, cells: list[Cell]) -> None:
+def test_speed_is_measured_last_with_nothing_beside_it(ledger: Ledger, cells: list[Cell]) -> None:
     speed = [cell for cell in get_preset("smoke").cells() if isinstance(cell, Efficiency)]
-    graph = Graph([*cells, *speed], ledger, share_trainer=True, max_retries=0)
-    for number in range(len(speed)):  # first of all, one at a time
-        assert chosen(graph, graph.suggest(f"speed{number}"))[0].kind == "efficiency"
+    graph = Graph([*speed, cells[0]], ledger, share_trainer=True, max_retries=0)
+    for number, cell in enumerate([cells[0], *speed]):
+        assert chosen(graph, graph.suggest(f"t{number}")) == [cell]
         assert graph.suggest("beside") is None
-        settle(ledger, speed[number])
-        graph.on_trial_complete(f"speed{number}")
-    assert chosen(graph, graph.suggest("base")) == [cells[0]]
+        settle(ledger, cell)
+        graph.on_trial_complete(f"t{number}")
+    assert graph.suggest("end") == Searcher.FINISHED

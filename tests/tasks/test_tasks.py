@@ -1,10 +1,12 @@
 """The four tasks: the paper's wording, right answers, and examples that depend on their index alone."""
 
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from metatok.data.corpus import CorpusConfig, open_corpus
 from metatok.data.tokenizer import gpt2
 from metatok.errors import ConfigError
 from metatok.randomness import Stream, generator
@@ -198,6 +200,10 @@ def test_words() -> None:
     words = [word for items in CATEGORIES.values() for word in items]
     assert len(words) == len(set(words)) == 200
     assert all(word.isalpha() for word in words)
+    corpus = open_corpus(CorpusConfig())
+    texts = (text for file in corpus.files for text in corpus.documents(file))
+    read = Counter(word for text in texts for word in re.findall("[A-Za-z]+", text))
+    assert min(read[word] for word in words[80:]) >= 40
 
 
 def test_text_is_cut_at_words_and_never_holds_a_literal_pause() -> None:
