@@ -179,8 +179,8 @@ class Preset(_Part):
                 extended = self._extension(bases[self.extend.model], scale)
                 yield extended
                 yield from self._long_finetunes(extended)
-        for root in roots.values():
-            for task in self.tasks:
+        for task in self.tasks:
+            for root in roots.values():
                 finetunes += self._finetunes(root, task, seed)
         yield from finetunes
         for base in bases.values():
