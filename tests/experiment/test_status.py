@@ -101,7 +101,7 @@ def test_another_shell_sees_what_runs(
     line = capsys.readouterr().out
     assert len(line.splitlines()) == 1
     assert "pretrain 1/1, finetune 0/2" in line
-    assert f"finetune {first.slug} step 40/100 loss 0.500" in line
+    assert f"finetune {first.slug} step 40/{first.steps} loss 0.500" in line
     assert not now.settled
 
     finish.set()
