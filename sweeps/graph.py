@@ -44,10 +44,9 @@ class Graph(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial that can start; None while all wait for running ones; FINISHED at the end."""
         self._skip_hopeless()
-        if any(_alone(trial) for trial in self.running.values()):
-            return None
         unfinished = {cell.fingerprint for cell in self.cells} - self.finished
-        # What runs alone comes last: before, it would hold up the trainer, which is long in starting.
+        # What runs alone comes last, when all else is settled and nothing can join it; earlier it would hold
+        # up the trainer, which is long in starting.
         for trial in sorted(trials(list(self.pending.values()), self.share_trainer), key=_alone):
             if trial.needs & unfinished or (_alone(trial) and self.running):
                 continue

@@ -1,8 +1,8 @@
 """The fixed word inventory of the list tasks: 20 categories of 10 items (paper, appendix D.1.1 and H).
 
 The first eight categories and their first words are the ones the paper's examples show. The rest are plain
-nouns of the embedded corpus, each at least 40 times in it. A word that a small model never read
-in pre-training has an embedding that is still noise, and on that fine-tuning would spend most of its steps.
+nouns of the embedded corpus, each at least 40 times in it. A word that a small model never read has an
+embedding that is still noise after pre-training, and on that fine-tuning would spend most of its steps.
 No word belongs to two categories, so an item tells its list.
 """
 
