@@ -15,6 +15,8 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+# A sweep is resumed from the ledger; Tune's own state grows with each trial and is written at the end alone.
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", str(7 * 24 * 3600))
 # Trials are handed out only when they can run, so several may wait for their processes at once.
 os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 # A trainer waits for running trials to leave its resources, however long they take.
@@ -144,12 +146,13 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
         "tags": _tags(preset),
     }
 
+    here = tune.PlacementGroupFactory([{"CPU": settings.trial_cpus, "GPU": settings.trial_gpus}])
+    # A trial that only waits for its trainer, whose workers claim the CPUs and GPUs; Tune wants something
+    # claimed all the same.
+    elsewhere = tune.PlacementGroupFactory([{"memory": 1}])
+
     def resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        if config["distributed"]:
-            # The trial only waits for its trainer, whose workers claim the CPUs and GPUs; Tune wants
-            # something claimed all the same.
-            return tune.PlacementGroupFactory([{"memory": 1}])
-        return tune.PlacementGroupFactory([{"CPU": settings.trial_cpus, "GPU": settings.trial_gpus}])
+        return elsewhere if config["distributed"] else here
 
     view = ProgressView(graph, preset.name)
     tuner = tune.Tuner(
