@@ -30,7 +30,7 @@ def smoke() -> Preset:
         size=ModelSize(n_layer=2, n_head=2, n_embd=64, context_length=128),
         pretrain=PretrainSettings(
             batch_size=12,
-            steps=300,
+            steps=500,
             validation_sequences=64,
             optim=OptimConfig(learning_rate=3e-3, min_learning_rate=3e-4, warmup_steps=20),
         ),
@@ -52,7 +52,7 @@ def smoke() -> Preset:
             n_test=200,
             batch_size=32,
             steps=(60, 30),
-            steps_by_task={"list_recall": (1500, 80)},
+            steps_by_task={"list_recall": (1700, 80)},
             optim=OptimConfig(learning_rate=4e-3, min_learning_rate=4e-4, warmup_steps=50),
             search=SearchSettings(learning_rates=(4e-4, 4e-2), n_validation=200),
         ),

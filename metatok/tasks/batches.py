@@ -1,5 +1,6 @@
 """Batches of task examples for fine-tuning and evaluation."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,6 +48,8 @@ class FinetuneBatches:
         self.batch_size = batch_size
         self.seed = seed
         self.n_batches = -(-len(dataset) // batch_size)
+        # An epoch's steps come back to each of its windows, one a batch.
+        self._window = functools.lru_cache(maxsize=-(-self.n_batches // _WINDOW))(self._sorted_window)
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all epochs."""
@@ -58,11 +61,14 @@ class FinetuneBatches:
         order = Permutation(self.n_batches, self.seed, "finetune/batches", epoch)
         number = int(order(np.array([position]))[0])
         window, rank = divmod(number, _WINDOW)
+        return self._window(epoch, window)[rank * self.batch_size : (rank + 1) * self.batch_size]
+
+    def _sorted_window(self, epoch: int, window: int) -> np.ndarray:
+        """The numbers of a window's examples, shortest first."""
         size = _WINDOW * self.batch_size
         places = np.arange(window * size, min((window + 1) * size, len(self.dataset)))
         examples = Permutation(len(self.dataset), self.seed, "finetune/examples", epoch)(places)
-        examples = examples[np.lexsort((examples, self.dataset.lengths[examples]))]
-        return examples[rank * self.batch_size : (rank + 1) * self.batch_size]
+        return examples[np.lexsort((examples, self.dataset.lengths[examples]))]
 
 
 def eval_batches(dataset: TaskDataset, batch_size: int) -> Iterator[Batch]:
