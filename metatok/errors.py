@@ -1,6 +1,11 @@
-"""The one exception a user's own mistake raises."""
+"""The one exception a user's own mistake raises, and what messages may show."""
+
+import re
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
+
+_URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 class ConfigError(ValueError):
@@ -20,3 +25,18 @@ def one_line(error: ValidationError) -> str:
         not isinstance(given, str | int | float) or f"={given!r}:" in message
     )
     return message if named or not where else f"{where}={given!r}: {message}"
+
+
+def first_line(error: Exception) -> str:
+    """Of its message, without credentials; its type, where it has none."""
+    return without_credentials((str(error).splitlines() or [type(error).__name__])[0])[:200]
+
+
+def without_credentials(text: str) -> str:
+    """The text with user, password and query of every URI in it taken out."""
+    return _URI.sub(lambda match: _bare(match.group()), text)
+
+
+def _bare(uri: str) -> str:
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

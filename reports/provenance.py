@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import urlsplit
 
+from metatok.errors import without_credentials
 from reports.results import Results, distinct
 
 # Tags that say how a run was kept track of, not where its numbers come from.
 _BOOKKEEPING = {"fingerprint", "parents", "owner", "heartbeat", "checkpoint", "error", "preset"}
 _PACKAGES = ("metatok", "mlflow", "pandas", "scipy", "statsmodels", "matplotlib")
-_URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _MOST_VALUES = 6
 
 
@@ -47,16 +45,6 @@ def provenance(results: Results) -> Provenance:
         details.append(("other presets in this ledger", f"{others}; --preset shows one"))
     details.append(("report made", f"{_moment(datetime.now(UTC).timestamp() * 1000)} with {_versions()}"))
     return Provenance(facts, details)
-
-
-def without_credentials(text: str) -> str:
-    """The text with user, password and query of every URI in it taken out."""
-    return _URI.sub(lambda match: _bare(match.group()), text)
-
-
-def _bare(uri: str) -> str:
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _expectation(results: Results) -> str:

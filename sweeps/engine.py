@@ -167,7 +167,7 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
             name=f"sweep-{time.time_ns()}",
             storage_path=str(home.ray),
             verbose=0,
-            callbacks=[view],
+            callbacks=[view, _StatisticsDropped()],
         ),
     )
     with view, leftovers_freed():
@@ -178,6 +178,17 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
                 raise
             print(f"Tune failed after its last trial ({error!r}); the ledger has the results", flush=True)
     return graph
+
+
+class _StatisticsDropped(tune.Callback):
+    """Tune keeps every trial to the sweep's end, most of it statistics that nothing reads."""
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        trial.metric_n_steps.clear()
+        trial.metric_analysis.clear()
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.on_trial_complete(iteration, trials, trial)
 
 
 def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:

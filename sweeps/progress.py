@@ -97,7 +97,7 @@ def print_summary(graph: Graph, ledger: Ledger, home: Home) -> None:
             console.print(f"  skipped  {cell.kind} {cell.slug} ({cell.id}): its base failed", markup=False)
     if graph.failed:
         console.print("Tracebacks are in the runs' artifacts. The same command again retries what failed.")
-    console.print(f"Look:    mlflow ui --backend-store-uri {home.tracking_uri}")
+    console.print(f"Look:    {home.ledger_view}", soft_wrap=True)
     console.print("Report:  python reports/build_tables.py")
 
 
@@ -151,9 +151,6 @@ class ProgressView(tune.Callback):
         _, key = self._at.pop(trial.trial_id, (0.0, ""))
         if key in self._turns and self._turns[key].end is None:  # its process died
             del self._turns[key]
-        # Tune keeps every trial to the sweep's end, most of it statistics that nothing reads.
-        trial.metric_n_steps.clear()
-        trial.metric_analysis.clear()
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.on_trial_complete(iteration, trials, trial)

@@ -19,7 +19,7 @@ from stat import S_ISDIR
 from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
-from metatok.errors import ConfigError
+from metatok.errors import ConfigError, without_credentials
 from metatok.experiment.cells import Cell
 from metatok.experiment.home import Home
 from metatok.experiment.index import RunSummary
@@ -74,8 +74,8 @@ def leftovers(home: Home, ledger: Ledger) -> list[Leftover]:
     runs = {run.tags["fingerprint"]: run for run in all_runs}  # a finished one speaks for its fingerprint
     if cells and not any(folder.name in runs for folder in cells):
         raise ConfigError(
-            f"MLFLOW_TRACKING_URI={ledger.tracking_uri} has a run for none of the {len(cells)} checkpoints "
-            f"under METATOK_HOME={home.root}; set both to one experiment's"
+            f"MLFLOW_TRACKING_URI={without_credentials(ledger.tracking_uri)} has a run for none of the "
+            f"{len(cells)} checkpoints under METATOK_HOME={home.root}; set both to one experiment's"
         )
     found = [
         *_of_checkpoints(checkpoints, runs),

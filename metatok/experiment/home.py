@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from metatok.errors import ConfigError
+from metatok.errors import ConfigError, without_credentials
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,14 @@ class Home:
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
 
     @property
+    def ledger_view(self) -> str:
+        """What shows the ledger in a browser: a server's address, else a command."""
+        if is_server(self.tracking_uri):
+            return without_credentials(self.tracking_uri)
+        given = os.environ.get("MLFLOW_TRACKING_URI")  # and may hold a password
+        return f"mlflow ui --backend-store-uri {'$MLFLOW_TRACKING_URI' if given else self.tracking_uri}"
+
+    @property
     def artifacts(self) -> Path:
         return self.root / "artifacts"
 
@@ -63,3 +71,8 @@ class Home:
     def checkpoints(self, fingerprint: str) -> str:
         """Address of a cell's checkpoints."""
         return str(self.root / "checkpoints" / fingerprint)
+
+
+def is_server(tracking_uri: str) -> bool:
+    """Whether it names an MLflow server, as opposed to a database."""
+    return tracking_uri.startswith(("http://", "https://"))

@@ -9,11 +9,13 @@ import http.client
 import json
 import logging
 import os
+import string
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
-from metatok.errors import ConfigError
+from metatok.errors import ConfigError, first_line, without_credentials
 from metatok.experiment.cells import KINDS, AnyCell, Cell, cell_from_json
-from metatok.experiment.home import Home
+from metatok.experiment.home import Home, is_server
 from metatok.experiment.index import RunSummary, query, summary
 from metatok.experiment.run import (
     STALE_SECONDS,
@@ -50,6 +52,7 @@ for noisy in ("mlflow.store.db.utils", "alembic"):  # a fresh database is no new
     logging.getLogger(noisy).setLevel(logging.WARNING)
 
 PAGE = 1000
+SERVER_WORKERS = 4  # that an MLflow server has, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class Ledger:
                 }
         except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
             raise ConfigError(
-                f"MLFLOW_TRACKING_URI={uri} does not answer as an MLflow store ({_first_line(error)}); "
+                f"MLFLOW_TRACKING_URI={without_credentials(uri)} does not answer as an MLflow store "
+                f"({first_line(error)}); "
                 "start the server, or unset it to use $METATOK_HOME/mlflow.db"
             ) from None
         return cls(uri, home.spool, experiments)
@@ -131,11 +135,15 @@ class Ledger:
 
     def summaries(self) -> list[RunSummary]:
         """Every cell's run at a glance, oldest first."""
-        if _is_server(self.tracking_uri):
-            runs = [summary(run) for run in reversed(self._search(self.experiments.values(), ""))]
-        else:
+        if not is_server(self.tracking_uri):
             runs = query(self.tracking_uri, self.experiments.values())
-        return [run for run in runs if "fingerprint" in run.tags]
+            return [run for run in runs if "fingerprint" in run.tags]
+        # Most of the wait is the server's loading of runs, which its workers do side by side.
+        parts = (f"tags.fingerprint LIKE '{digit}%'" for digit in string.hexdigits[:16])
+        with ThreadPoolExecutor(SERVER_WORKERS) as pool:
+            pages = pool.map(partial(self._search, tuple(self.experiments.values())), parts)
+            found = [summary(run) for page in pages for run in page]
+        return sorted(found, key=lambda run: (run.start_time, run.run_id))
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of `cells` that are not finished, in their order."""
@@ -212,7 +220,7 @@ class Ledger:
             except Exception as error:
                 if not is_away(error):
                     raise
-                logger.warning("the ledger is away (%s); waiting for it", _first_line(error))
+                logger.warning("the ledger is away (%s); waiting for it", first_line(error))
                 was_away = True
             else:
                 if run is not None and not announced:
@@ -343,40 +351,32 @@ def _record(kind: str, run: Run) -> RunRecord:
 
 
 def _experiment(client: MlflowClient, uri: str, home: Home, kind: str) -> str:
-    name = experiment_name(kind)
+    name, shown = experiment_name(kind), without_credentials(uri)
     found = client.get_experiment_by_name(name)
     if found is not None and found.lifecycle_stage == "deleted":
         raise ConfigError(
-            f"experiment {name} is deleted in the ledger {uri}; bring it back with "
-            f"`MLFLOW_TRACKING_URI={uri} mlflow experiments restore -x {found.experiment_id}`, or remove it "
-            f"for good with `mlflow gc --backend-store-uri DATABASE --experiment-ids {found.experiment_id}`"
+            f"experiment {name} is deleted in the ledger {shown}; bring it back with "
+            f"`MLFLOW_TRACKING_URI={shown} mlflow experiments restore -x {found.experiment_id}`, or remove "
+            "it for good with "
+            f"`mlflow gc --backend-store-uri DATABASE --experiment-ids {found.experiment_id}`"
         )
     if found is not None:
         return found.experiment_id
     # A tracking server keeps artifacts where it was told to; a bare database needs a folder from us.
-    location = None if _is_server(uri) else str(home.artifacts / kind)
+    location = None if is_server(uri) else str(home.artifacts / kind)
     return client.create_experiment(name, artifact_location=location)
 
 
-def _is_server(uri: str) -> bool:
-    return uri.startswith(("http://", "https://"))
-
-
 def _check_answers(uri: str) -> None:
-    if not _is_server(uri):
+    if not is_server(uri):
         return
-    parts = urllib.parse.urlsplit(uri)
-    uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without user and password
+    uri = without_credentials(uri)
     try:
         with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5) as response:
             response.read()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", "") or _first_line(error)
+        reason = getattr(error, "reason", "") or first_line(error)
         raise ConfigError(
             f"MLFLOW_TRACKING_URI={uri} does not answer ({reason}); start the server, or unset it to use "
             "$METATOK_HOME/mlflow.db"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -22,6 +22,7 @@ from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from metatok.errors import first_line
 from metatok.experiment.cells import Cell
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def once_it_is_back(call: Callable[[], T]) -> T:
         except Exception as error:
             if not is_away(error):
                 raise
-            logger.warning("the ledger is away (%s); waiting for it", error)
+            logger.warning("the ledger is away (%s); waiting for it", first_line(error))
             time.sleep(FLUSH_SECONDS)
 
 
@@ -138,8 +139,9 @@ class CellRun:
             except Exception as error:
                 if not is_away(error):
                     raise
+                why = first_line(error)
                 logger.warning(
-                    "the ledger is away (%s); %d points wait in %s", error, len(pending), self._spool
+                    "the ledger is away (%s); %d points wait in %s", why, len(pending), self._spool
                 )
                 self._spool_all(pending)
                 now = time.monotonic()
@@ -173,7 +175,7 @@ class CellRun:
             self._close("FAILED")
         except (MlflowException, OSError) as error:
             self._stop.set()
-            logger.error("run %s cannot be marked as FAILED: %s", self.run_id, error)
+            logger.error("run %s cannot be marked as FAILED: %s", self.run_id, first_line(error))
 
     def release(self) -> None:
         """Leave the run for whoever comes next, as this process may live on. Does not wait for the store."""
@@ -182,7 +184,7 @@ class CellRun:
             self.flush()
             self._client.set_terminated(self.run_id, "KILLED")
         except (MlflowException, OSError) as error:
-            logger.warning("run %s is left as RUNNING: %s", self.run_id, error)
+            logger.warning("run %s is left as RUNNING: %s", self.run_id, first_line(error))
 
     def _close(self, status: str) -> None:
         self.flush()
@@ -223,7 +225,7 @@ class CellRun:
             try:
                 self._client.set_tag(self.run_id, "heartbeat", f"{time.time():.0f}")
             except (MlflowException, OSError) as error:
-                logger.warning("heartbeat of run %s not written: %s", self.run_id, error)
+                logger.warning("heartbeat of run %s not written: %s", self.run_id, first_line(error))
 
 
 def process_tags() -> dict[str, str]:

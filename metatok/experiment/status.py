@@ -30,12 +30,14 @@ def show_status(ledger: Ledger, preset: str | None, sweep: str | None, watch: bo
     """
     chosen = choose_sweep(ledger.recorded_sweeps(), preset, sweep)
     with _screen() as show:
-        standing = standing_of(ledger, chosen)
-        show(standing)
-        while watch and not standing.settled:
-            time.sleep(WATCH_SECONDS)
+        while True:
+            asked = time.monotonic()
             standing = standing_of(ledger, chosen)
             show(standing)
+            if standing.settled or not watch:
+                return
+            # A server takes seconds to answer over thousands of runs, and has the sweep's lines to take too.
+            time.sleep(max(WATCH_SECONDS, time.monotonic() - asked))
 
 
 @contextmanager

@@ -37,6 +37,23 @@ def test_the_database_is_in_the_home_unless_a_server_is_named(
     assert home.tracking_uri == "http://tracker:5000"
 
 
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://me:secret@tracker:5000", "http://tracker:5000"),
+        ("postgresql://me:secret@db/metatok", "mlflow ui --backend-store-uri $MLFLOW_TRACKING_URI"),
+        (None, "mlflow ui --backend-store-uri sqlite:///{home}/mlflow.db"),
+    ],
+)
+def test_how_to_look_at_the_ledger_is_told_without_secrets(
+    uri: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if uri is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert Home.open(tmp_path).ledger_view == shown.format(home=tmp_path)
+
+
 def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -171,7 +171,7 @@ def test_both_ways_to_the_summaries_agree(
     deleted.finish({})
     ledger.client.delete_run(deleted.run_id)
     from_tables = ledger.summaries()
-    monkeypatch.setattr("metatok.experiment.ledger._is_server", lambda uri: True)
+    monkeypatch.setattr("metatok.experiment.ledger.is_server", lambda uri: True)
     assert {r.run_id: r for r in from_tables} == {r.run_id: r for r in ledger.summaries()}
     assert run.run_id in {r.run_id for r in from_tables}
     assert deleted.run_id not in {r.run_id for r in from_tables}

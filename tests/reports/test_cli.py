@@ -10,7 +10,6 @@ import pytest
 
 from metatok.experiment import Home
 from reports.build_tables import main
-from reports.provenance import without_credentials
 
 SCRIPT = Path(__file__).parents[2] / "reports" / "build_tables.py"
 
@@ -72,16 +71,3 @@ def test_a_home_without_a_ledger_stays_as_it_is(tmp_path: Path, fails: Callable[
 def test_an_output_that_cannot_be_written(empty_home: Home, tmp_path: Path, fails: Callable[..., str]):
     (tmp_path / "file").write_text("")
     assert "cannot be written" in fails("--home", empty_home.root, "--out", tmp_path / "file" / "report")
-
-
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("https://me:secret@host:5000/path?token=secret", "https://host:5000/path"),
-        ("postgresql+psycopg2://u:se@cret@db/mlflow", "postgresql+psycopg2://db/mlflow"),
-        ("sqlite:////home/me/mlflow.db", "sqlite:////home/me/mlflow.db"),
-        ("no uri", "no uri"),
-    ],
-)
-def test_credentials_are_left_out(uri: str, shown: str):
-    assert without_credentials(uri) == shown
