@@ -40,11 +40,12 @@ from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home, Ledger, Preset
 from metatok.experiment.cells import Published
 from metatok.experiment.context import Context
-from metatok.experiment.execute import OnProgress, Progress, agreed, run_cells
+from metatok.experiment.execute import OnProgress, Progress, run_cells
 from metatok.experiment.plan import places, stage_of, unreachable, with_ancestors
 from metatok.experiment.run import process_tags
 from metatok.experiment.search import search
 from metatok.experiment.settings import RunSettings
+from metatok.training.loop import agreed
 from sweeps.graph import Graph
 from sweeps.inputs import check_inputs, prepare_inputs
 from sweeps.leftovers import leftovers_freed

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
 from metatok.experiment.cells import Cell
 from metatok.experiment.context import Context, Metrics
 from metatok.experiment.ledger import Ledger
-from metatok.experiment.run import OUT_OF_MEMORY, CellRun
+from metatok.experiment.run import OUT_OF_MEMORY, CellRun, ClaimLost
 from metatok.experiment.runners import Outcome, run_cell
-from metatok.training.loop import world
+from metatok.training.loop import agreed, world
+
+logger = logging.getLogger(__name__)
 
 _LIBC = ctypes.CDLL(None)
 
@@ -75,13 +77,13 @@ def _give_back_memory() -> None:
 def _run_one(
     cell: Cell, ledger: Ledger, context: Context, tags: dict[str, str], on_progress: OnProgress
 ) -> Status:
-    run = ledger.claim(cell, tags) if world()[0] == 0 else None
-    if not agreed(run is not None):
+    run, ours = _claimed(cell, ledger, context, tags)
+    if not ours:
         on_progress(Progress(cell, "already_finished"))
         return "already_finished"
     on_progress(Progress(cell, "running"))
     halve = agreed(run is not None and run.out_of_memory != "")
-    settings = context.settings.halved() if halve else context.settings
+    settings = context.settings.halved(_sequences(cell)) if halve else context.settings
 
     def on_log(step: int, metrics: Metrics) -> None:
         if run is not None:
@@ -97,6 +99,11 @@ def _run_one(
         result = run_cell(cell, told)
         if run is not None:
             _record(run, result)
+    except ClaimLost as error:
+        if world()[1] > 1:
+            raise  # as below
+        logger.warning("%s %s: %s", cell.kind, cell.id, error)
+        return _run_one(cell, ledger, context, tags, on_progress)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             ledger.set_tag(cell.fingerprint, OUT_OF_MEMORY, "twice" if halve else "once")
@@ -114,18 +121,32 @@ def _run_one(
     return "finished"
 
 
+def _claimed(
+    cell: Cell, ledger: Ledger, context: Context, tags: dict[str, str]
+) -> tuple[CellRun | None, bool]:
+    """On rank 0 the run to write to; on every rank whether the cell is to be done here.
+
+    While rank 0 waits it says so at each look: a rank that hears nothing for half an hour gives up.
+    """
+    if world()[0] > 0:
+        while (answer := agreed("")) == "wait":
+            pass
+        return None, answer == "do"
+    run = ledger.claim(cell, tags, on_wait=lambda: agreed("wait"))
+    if run is not None and run.is_new:
+        context.store(cell).set_aside()
+    return run, agreed("done" if run is None else "do") == "do"
+
+
+def _sequences(cell: Cell) -> int | None:
+    """What one rank trains on a step, where the cell trains."""
+    batch_size = getattr(cell, "batch_size", None)
+    return batch_size and -(-batch_size // world()[1])
+
+
 def _record(run: CellRun, result: Outcome) -> None:
     for name, table in result.tables.items():
         run.table(name, table)
     if result.checkpoint is not None:
         run.tag("checkpoint", result.checkpoint)
     run.finish(result.metrics)
-
-
-def agreed(mine: bool) -> bool:
-    """Rank 0's answer, on every rank."""
-    if world()[1] == 1:
-        return mine
-    answer = [mine]
-    dist.broadcast_object_list(answer, src=0)
-    return answer[0]

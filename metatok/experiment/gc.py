@@ -25,9 +25,9 @@ from metatok.experiment.home import Home
 from metatok.experiment.index import RunSummary
 from metatok.experiment.inputs import Inputs, distinct_inputs
 from metatok.experiment.ledger import Ledger
+from metatok.experiment.owner import owner_is_alive
 from metatok.experiment.plan import with_ancestors
 from metatok.experiment.preset import Preset
-from metatok.experiment.run import owner_is_alive
 from metatok.experiment.standing import si
 
 logger = logging.getLogger(__name__)

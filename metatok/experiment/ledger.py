@@ -12,7 +12,7 @@ import os
 import string
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,15 +37,8 @@ from metatok.errors import ConfigError, first_line, without_credentials
 from metatok.experiment.cells import KINDS, AnyCell, Cell, cell_from_json
 from metatok.experiment.home import Home, is_server
 from metatok.experiment.index import RunSummary, query, summary
-from metatok.experiment.run import (
-    STALE_SECONDS,
-    CellRun,
-    is_away,
-    once_it_is_back,
-    owner_is_alive,
-    owner_is_gone,
-    owner_of_this_process,
-)
+from metatok.experiment.owner import Watch, owner_of_this_process
+from metatok.experiment.run import CellRun, is_away, once_it_is_back
 
 logger = logging.getLogger(__name__)
 for noisy in ("mlflow.store.db.utils", "alembic"):  # a fresh database is no news
@@ -195,39 +188,42 @@ class Ledger:
         """The resolved presets (JSON) of all sweeps that ran here, the latest last."""
         return [sweep.preset for sweep in self.recorded_sweeps()]
 
-    def claim(self, cell: Cell, tags: Mapping[str, str], poll_seconds: float = 1.0) -> CellRun | None:
+    def claim(
+        self,
+        cell: Cell,
+        tags: Mapping[str, str],
+        poll_seconds: float = 1.0,
+        on_wait: Callable[[], object] = lambda: None,
+    ) -> CellRun | None:
         """A run to write the cell's results to, or None if the cell is finished.
 
         A run that something left behind (its process is gone, or its heartbeat stale) is re-opened; one that
-        another process is working on is waited for.
+        another process is working on is waited for. on_wait is called at every look while it waits.
         """
-        announced = was_away = False
-        trusted_until = 0.0  # owners could write no heartbeat while the store was away
+        announced = False
+        watch = Watch()
         while True:
             try:
                 with _locked(self.spool / f"claim-{cell.fingerprint[0]}.lock"):
-                    run = self._by_fingerprint(cell.fingerprint)
-                    if was_away:
-                        was_away, trusted_until = False, time.monotonic() + STALE_SECONDS
-                    if run is None:
-                        run = self._create(cell, tags)
-                    elif run.info.status == "FINISHED":
+                    runs = self._runs_of(cell.fingerprint) or self._create(cell, tags)
+                    if runs and runs[0].info.status == "FINISHED":
                         return None
-                    trusted = time.monotonic() < trusted_until
-                    if run is not None and not _worked_on(run, trusted):
-                        run = self.client.get_run(run.info.run_id)  # its owner may have finished, then gone
+                    at_work = [run for run in runs if watch.at_work(run)]
+                    if runs and not at_work:
+                        # Its owner may have finished since, then gone.
+                        run = self.client.get_run(runs[0].info.run_id)
                         return None if run.info.status == "FINISHED" else self._take(run, cell, tags)
             except Exception as error:
                 if not is_away(error):
                     raise
                 logger.warning("the ledger is away (%s); waiting for it", first_line(error))
-                was_away = True
+                watch.store_was_away()
             else:
-                if run is not None and not announced:
-                    logger.warning(
-                        "%s %s is being run by %s; waiting", cell.kind, cell.id, run.data.tags["owner"]
-                    )
+                if at_work and not announced:
+                    owner = at_work[0].data.tags["owner"]
+                    logger.warning("%s %s is being run by %s; waiting", cell.kind, cell.id, owner)
                     announced = True
+            on_wait()
             time.sleep(poll_seconds)
 
     def statuses(self, fingerprints: Iterable[str]) -> dict[str, str]:
@@ -250,8 +246,8 @@ class Ledger:
         if run is not None:
             once_it_is_back(lambda: self.client.set_tag(run.info.run_id, name, value))
 
-    def _create(self, cell: Cell, tags: Mapping[str, str]) -> Run | None:
-        """A new run, or None if another process made one at the same moment and came first."""
+    def _create(self, cell: Cell, tags: Mapping[str, str]) -> list[Run]:
+        """A new run, or none if another process made one at the same moment and came first."""
         all_tags = dict(tags) | {
             "fingerprint": cell.fingerprint,
             "parents": ",".join(parent.fingerprint for parent in cell.parents),
@@ -260,11 +256,10 @@ class Ledger:
         }
         experiment = self.experiments[cell.kind]
         run = self.client.create_run(experiment, tags=all_tags, run_name=cell.slug)
-        rivals = self._search([experiment], f"tags.fingerprint = '{cell.fingerprint}'")
-        if min(rivals, key=_precedence).info.run_id != run.info.run_id:
+        if self._runs_of(cell.fingerprint)[0].info.run_id != run.info.run_id:
             self.client.delete_run(run.info.run_id)
-            return None
-        return run
+            return []
+        return [run]
 
     def _take(self, run: Run, cell: Cell, tags: Mapping[str, str]) -> CellRun:
         """The run to write to, now this process's."""
@@ -277,8 +272,12 @@ class Ledger:
         return CellRun(self.client, run_id, cell, self.spool, dict(tags))
 
     def _by_fingerprint(self, fingerprint: str) -> Run | None:
+        return next(iter(self._runs_of(fingerprint)), None)
+
+    def _runs_of(self, fingerprint: str) -> list[Run]:
+        """A cell's runs, the one that counts first."""
         runs = self._search(self.experiments.values(), f"tags.fingerprint = '{fingerprint}'")
-        return min(runs, key=_precedence) if runs else None
+        return sorted(runs, key=_precedence)
 
     def _when_it_is_back(self, fingerprints: Iterable[str]) -> dict[str, Run | None]:
         keys = list(fingerprints)
@@ -309,13 +308,6 @@ def flat_params(cell: Cell) -> dict[str, str]:
 
     visit("", cell.own_fields())
     return params | {key: str(value) for key, value in cell.labels.items()}
-
-
-def _worked_on(run: Run, trusted: bool) -> bool:
-    """Whether another process is at it. trusted: an old heartbeat proves nothing."""
-    if run.info.status != "RUNNING":
-        return False
-    return not owner_is_gone(run.data.tags) if trusted else owner_is_alive(run.data.tags)
 
 
 @contextlib.contextmanager
@@ -364,7 +356,13 @@ def _experiment(client: MlflowClient, uri: str, home: Home, kind: str) -> str:
         return found.experiment_id
     # A tracking server keeps artifacts where it was told to; a bare database needs a folder from us.
     location = None if is_server(uri) else str(home.artifacts / kind)
-    return client.create_experiment(name, artifact_location=location)
+    try:
+        return client.create_experiment(name, artifact_location=location)
+    except MlflowException as error:
+        made_meanwhile = client.get_experiment_by_name(name)  # by one who opens it from another home
+        if error.error_code != "RESOURCE_ALREADY_EXISTS" or made_meanwhile is None:
+            raise
+        return made_meanwhile.experiment_id
 
 
 def _check_answers(uri: str) -> None:

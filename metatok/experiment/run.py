@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import requests
@@ -24,12 +23,11 @@ from mlflow.tracking import MlflowClient
 
 from metatok.errors import first_line
 from metatok.experiment.cells import Cell
+from metatok.experiment.owner import HEARTBEAT_SECONDS, STALE_SECONDS, owner_of_this_process
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS = 10.0
-STALE_SECONDS = 60.0
 FLUSH_SECONDS = 5.0
 # A store that does not answer costs a flush its time-outs: it is asked again after so many times that.
 PATIENCE = 10.0
@@ -39,31 +37,6 @@ OUT_OF_MEMORY = "out_of_memory"
 BATCH = 1000  # metrics that one log_batch takes
 # What MLflow answers while it cannot be reached, as opposed to its refusing what was asked.
 AWAY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "SERVICE_UNDER_MAINTENANCE")
-
-
-def owner_of_this_process() -> str:
-    """host:pid:start time, which no other process ever has."""
-    process = psutil.Process()
-    return f"{socket.gethostname()}:{process.pid}:{process.create_time():.0f}"
-
-
-def owner_is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether another process still works on the run with these tags."""
-    return time.time() - float(tags.get("heartbeat", 0)) <= STALE_SECONDS and not owner_is_gone(tags)
-
-
-def owner_is_gone(tags: Mapping[str, str]) -> bool:
-    """Whether the owner, a process of this host, has ended; False where this host cannot tell."""
-    try:
-        host, pid, created = tags["owner"].rsplit(":", 2)
-        if host != socket.gethostname():
-            return False
-        if int(pid) == os.getpid():
-            return True  # left by an earlier attempt in this very process
-        # The start time is reckoned from the clock, which may have been set meanwhile.
-        return abs(psutil.Process(int(pid)).create_time() - float(created)) > 2
-    except (psutil.NoSuchProcess, ValueError, KeyError):
-        return True
 
 
 def is_away(error: Exception) -> bool:
@@ -87,11 +60,18 @@ def once_it_is_back(call: Callable[[], T]) -> T:
             time.sleep(FLUSH_SECONDS)
 
 
+class ClaimLost(RuntimeError):
+    """Another process has taken the run over: whoever wrote to it stops."""
+
+
 class CellRun:
     """Writes one run: buffered metrics, artifacts, a heartbeat, and the end.
 
     A store that is away does not stop the work: lines wait in a spool file and are sent with the next flush.
-    Steps that the run has already are not written twice, so a resumed curve has no doubles.
+    Steps that the run has already are not written twice, so a resumed curve has no doubles. What writes to
+    the run may raise ClaimLost.
+
+    is_new: nothing was done for the run before.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, cell: Cell, spool: Path, tags: dict[str, str]):
@@ -102,10 +82,14 @@ class CellRun:
         self._buffer: list[Metric] = []
         self._flushed = time.monotonic()
         run = client.get_run(run_id)
+        self._experiment_id = run.info.experiment_id
+        self.is_new = "claimed" not in run.data.tags
         self._ask_again = 0.0
         self._logged_to = self._last_steps(run.data.metrics)
         now = f"{time.time():.0f}"  # a run that is taken up again has an older start_time
-        self._set_tags({**tags, "owner": owner_of_this_process(), "heartbeat": now, "claimed": now})
+        self._owner = owner_of_this_process()
+        self._set_tags({**tags, "owner": self._owner, "heartbeat": now, "claimed": now})
+        self._confirmed = time.time()
         self.out_of_memory = run.data.tags.get(OUT_OF_MEMORY, "")
         if "error" in run.data.tags:  # of an earlier attempt
             client.delete_tag(run_id, "error")
@@ -134,6 +118,7 @@ class CellRun:
                 self._spool_all(pending)
                 return
             try:
+                self._confirm()
                 for start in range(0, len(pending), BATCH):
                     self._client.log_batch(self.run_id, metrics=pending[start : start + BATCH])
             except Exception as error:
@@ -162,18 +147,21 @@ class CellRun:
     def finish(self, metrics: Mapping[str, float]) -> None:
         """Write the final numbers and close the run as FINISHED."""
         self.log(self._final_step(), metrics)
+        self.flush()
+        once_it_is_back(self._delete_twins)
         self._close("FINISHED")
 
     def fail(self, trace: str) -> None:
         """Close the run as FAILED, with the traceback as artifact and its last line as a tag.
 
-        A store that refuses (the run was deleted meanwhile) is only reported.
+        A store that refuses (the run was deleted meanwhile) is only reported, and so is a lost claim.
         """
         try:
+            once_it_is_back(self._confirm)
             once_it_is_back(lambda: self._client.log_text(self.run_id, trace, "traceback.txt"))
             self.tag("error", trace.strip().splitlines()[-1][:500])
             self._close("FAILED")
-        except (MlflowException, OSError) as error:
+        except (MlflowException, OSError, ClaimLost) as error:
             self._stop.set()
             logger.error("run %s cannot be marked as FAILED: %s", self.run_id, first_line(error))
 
@@ -183,7 +171,7 @@ class CellRun:
         try:
             self.flush()
             self._client.set_terminated(self.run_id, "KILLED")
-        except (MlflowException, OSError) as error:
+        except (MlflowException, OSError, ClaimLost) as error:
             logger.warning("run %s is left as RUNNING: %s", self.run_id, first_line(error))
 
     def _close(self, status: str) -> None:
@@ -194,6 +182,28 @@ class CellRun:
             self.flush()
         once_it_is_back(lambda: self._client.set_terminated(self.run_id, status))
         self._stop.set()
+
+    def _confirm(self) -> None:
+        """Raise ClaimLost if another process has the run, as it may after this machine slept.
+
+        The heartbeat sees to it; where it could not of late, the ledger is asked.
+        """
+        if time.time() - self._confirmed > STALE_SECONDS / 2 and self._is_lost():
+            self._stop.set()
+            raise ClaimLost(f"run {self.run_id} was taken over by another process")
+
+    def _is_lost(self) -> bool:
+        """Whether the ledger names another owner."""
+        lost = self._client.get_run(self.run_id).data.tags.get("owner") != self._owner
+        self._confirmed = 0.0 if lost else time.time()
+        return lost
+
+    def _delete_twins(self) -> None:
+        """A creation that was given up as too late may have come through all the same, and is nobody's."""
+        query = f"tags.fingerprint = '{self.cell.fingerprint}'"
+        for run in self._client.search_runs([self._experiment_id], query):
+            if run.info.run_id != self.run_id and run.info.status != "FINISHED":
+                self._client.delete_run(run.info.run_id)
 
     def _final_step(self) -> int:
         return getattr(self.cell, "steps", 0)
@@ -223,6 +233,8 @@ class CellRun:
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
+                if self._is_lost():
+                    return
                 self._client.set_tag(self.run_id, "heartbeat", f"{time.time():.0f}")
             except (MlflowException, OSError) as error:
                 logger.warning("heartbeat of run %s not written: %s", self.run_id, first_line(error))

@@ -42,7 +42,7 @@ from metatok.model import GPT, Intervention, dense_reference
 from metatok.randomness import generator
 from metatok.tasks.batches import Batch, collate
 from metatok.training import LoopState, finetune, pretrain, validation_loss
-from metatok.training.loop import world
+from metatok.training.loop import agreed, world
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ def _train(
     store = context.store(cell)
     latest = store.load(context.device)
     rank, _ = world()
+    found = None if latest is None else latest.step
+    if found != (rank_0s := agreed(found)):
+        raise RuntimeError(
+            f"rank {rank} finds the checkpoint of step {found} under {store.uri}, rank 0 that of {rank_0s}: "
+            "METATOK_HOME must be storage that all machines share"
+        )
 
     def save(state: LoopState) -> None:
         if rank == 0:

@@ -33,10 +33,22 @@ class RunSettings(BaseModel):
     max_retries: int = Field(default=2, ge=0)
     compile: bool = False
 
-    def halved(self) -> RunSettings:
-        """The same work in passes of half as many sequences, for about half the memory."""
-        sizes = ("micro_batch_size", "finetune_micro_batch_size", "eval_batch_size")
-        return self.model_copy(update={name: max(1, getattr(self, name) // 2) for name in sizes})
+    def halved(self, sequences: int | None = None) -> RunSettings:
+        """The same work in passes of half as many sequences, for about half the memory.
+
+        sequences: those of a step on one worker, of which a pass takes no more.
+        """
+        whole = {"eval_batch_size": self.eval_batch_size}
+        for name in ("micro_batch_size", "finetune_micro_batch_size"):
+            whole[name] = min(getattr(self, name), sequences or getattr(self, name))
+        return self.model_copy(update={name: max(1, size // 2) for name, size in whole.items()})
+
+    @model_validator(mode="after")
+    def _whole_gpus(self) -> Self:
+        for name in ("train_gpus", "trial_gpus"):
+            if (gpus := getattr(self, name)) > 1 and gpus != int(gpus):
+                raise ValueError(f"{name}={gpus:g}: more than one GPU must be a whole number")
+        return self
 
     @model_validator(mode="after")
     def _checkpoints_on_log_lines(self) -> Self:

@@ -14,9 +14,9 @@ from rich.live import Live
 from metatok.errors import ConfigError
 from metatok.experiment.index import RunSummary
 from metatok.experiment.ledger import Ledger, SweepRecord
+from metatok.experiment.owner import owner_is_alive
 from metatok.experiment.plan import with_ancestors
 from metatok.experiment.preset import Preset
-from metatok.experiment.run import owner_is_alive
 from metatok.experiment.search import search
 from metatok.experiment.standing import Standing, Turn
 

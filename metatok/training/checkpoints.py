@@ -120,6 +120,20 @@ class CheckpointStore:
                 )
         return None
 
+    def set_aside(self) -> None:
+        """Move checkpoints that are there out of the way: nothing that they were written for is left.
+
+        On object stores, which rename nothing, they are deleted.
+        """
+        if not self.steps():
+            return
+        if not self._local:
+            self.delete()
+            return
+        aside = f"{self._root}-{uuid.uuid4().hex[:8]}"
+        self._fs.move(self._root, aside)
+        logger.warning("checkpoints of a run that is gone from the ledger are set aside as %s", aside)
+
     def delete(self) -> None:
         """Remove every checkpoint of the cell."""
         if self._fs.get_file_info(self._root).type != fs.FileType.NotFound:

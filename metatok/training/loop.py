@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from metatok.model import GPT
 from metatok.randomness import torch_seed
 from metatok.training.optim import OptimConfig, adamw
 
+T = TypeVar("T")
 Precision = str  # "fp32" or "bf16" (autocast)
 ROWS_MULTIPLE = 64
 
@@ -83,6 +84,15 @@ OnCheckpoint = Callable[[LoopState], None]
 def world() -> tuple[int, int]:
     """(rank, world size) of this process."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def agreed(mine: T) -> T:
+    """Rank 0's value, on every rank."""
+    if world()[1] == 1:
+        return mine
+    values = [mine]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def token_loss(module: nn.Module, batch: Batch, precision: Precision, device: str) -> Tensor:

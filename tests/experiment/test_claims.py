@@ -166,7 +166,10 @@ def test_a_living_owner_is_waited_for(
         ("", 5, False),
     ],
 )
-def test_who_counts_as_alive(owner: str, age: int, alive: bool, ledger: Ledger, new_cell: NewCell) -> None:
+def test_who_counts_as_alive(
+    owner: str, age: int, alive: bool, ledger: Ledger, new_cell: NewCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metatok.experiment.owner.WATCH_SECONDS", 0.5)
     cell = new_cell()
     run = tiny.claimed(ledger, cell)
     run._stop.set()
@@ -204,7 +207,7 @@ def test_an_owner_that_finishes_and_ends_while_it_is_looked_at_is_not_taken_over
     holds, finish = processes.Event(), processes.Event()
     child = started(processes, children.claim_and_hold, ledger, cell, holds, finish)
     assert holds.wait(60)
-    look = ledger._by_fingerprint
+    look = ledger._runs_of
 
     def look_and_blink(fingerprint: str) -> Any:
         found = look(fingerprint)
@@ -212,7 +215,7 @@ def test_an_owner_that_finishes_and_ends_while_it_is_looked_at_is_not_taken_over
         child.join(60)
         return found
 
-    monkeypatch.setattr(ledger, "_by_fingerprint", look_and_blink)
+    monkeypatch.setattr(ledger, "_runs_of", look_and_blink)
     assert ledger.claim(cell, tiny.TAGS) is None
 
 

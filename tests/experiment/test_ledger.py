@@ -16,8 +16,8 @@ from metatok.errors import ConfigError
 from metatok.experiment import Home, Ledger, Pretrain, get_preset
 from metatok.experiment.cells import KINDS, cell_from_json
 from metatok.experiment.ledger import flat_params
+from metatok.experiment.owner import owner_of_this_process
 from metatok.experiment.plan import with_ancestors
-from metatok.experiment.run import owner_of_this_process
 
 from . import tiny
 
