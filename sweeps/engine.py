@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,19 @@ from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.tune.integration.ray_train import TuneReportCallback
 
 import metatok
-from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home, Ledger, Preset
 from metatok.experiment.cells import Published
 from metatok.experiment.context import Context
 from metatok.experiment.execute import OnProgress, Progress, run_cells
-from metatok.experiment.plan import places, stage_of, unreachable, with_ancestors
+from metatok.experiment.plan import unreachable, with_ancestors
 from metatok.experiment.run import process_tags
-from metatok.experiment.search import search
+from metatok.experiment.search import search, without_setting
 from metatok.experiment.settings import RunSettings
 from metatok.training.loop import agreed
 from sweeps.graph import Graph
 from sweeps.inputs import check_inputs, prepare_inputs
 from sweeps.leftovers import leftovers_freed
+from sweeps.nodes import check_cluster, start_ray
 from sweeps.progress import ProgressView, print_plan, print_search, print_summary
 
 REPORT_SECONDS = 5.0
@@ -70,75 +70,62 @@ def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     left_out, why = unreachable(ledger.missing(fetched))
     if left_out:
         print(why, flush=True)
+    given_up: set[str] = set()  # what failed or was skipped, in any round
     try:
         while True:
-            preset, round_ = search(preset, ledger, left_out)
-            print_search(preset, round_)
+            preset, round_ = search(preset, ledger, left_out, given_up)
             wanted = with_ancestors(preset.cells() if round_ is None else round_.cells)
             cells = [cell for cell in wanted if cell.fingerprint not in left_out]
-            code = _run_missing(preset, cells, home, ledger, dry_run)
-            if round_ is None or code or dry_run:
-                return code
+            print_search(preset, round_)
+            if round_ is None and (undecided := without_setting(preset, cells)):
+                print(
+                    f"{len(undecided)} cells are left out: of their search no candidate finished.", flush=True
+                )
+                cells = [cell for cell in cells if cell.fingerprint not in undecided]
+            given_up |= _run_missing(preset, cells, home, ledger, given_up, dry_run)
+            if round_ is None or dry_run:
+                return 1 if given_up else 0
     finally:
         ray.shutdown()
 
 
-def _run_missing(preset: Preset, cells: Sequence[Cell], home: Home, ledger: Ledger, dry_run: bool) -> int:
-    """Do what is missing of the cells, bases first; errors and result as of run_sweep."""
+def _run_missing(
+    preset: Preset,
+    cells: Sequence[Cell],
+    home: Home,
+    ledger: Ledger,
+    given_up: Collection[str],
+    dry_run: bool,
+) -> set[str]:
+    """Do what is missing of the cells, bases first, but not what was given up; errors as of run_sweep.
+
+    Returns the fingerprints of the cells that failed or were skipped.
+    """
     missing = ledger.missing(cells)
     print_plan(preset, home, cells, missing)
     if dry_run:
-        return 0
+        return set()
     if not missing:
         print("Nothing to do: every cell is finished.")
-        return 0
+        return set()
     check_inputs(missing, home)
     if not ray.is_initialized():
-        _start_ray()
-    _check_cluster(preset.run, missing, home)
+        start_ray()
+    check_cluster(preset.run, missing, home)
     ledger.record_sweep(preset.model_dump_json())  # before anything is made for it
     prepare_inputs(missing, home)
-    graph = _tune(preset, home, ledger, missing)
+    settings = preset.run
+    graph = Graph(missing, ledger, settings.share_trainer, settings.max_retries, given_up)
+    if not graph.settled:
+        _tune(preset, home, ledger, graph)
     print_summary(graph, ledger, home)
     if not graph.settled:  # Tune ends as if all was well
         raise KeyboardInterrupt
-    return 1 if graph.failed or graph.skipped else 0
+    return graph.failed | graph.skipped
 
 
-def _start_ray() -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one on this machine."""
-    logging_config = ray.LoggingConfig(encoding="TEXT", log_level="WARNING")
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level=logging.WARNING, logging_config=logging_config)
-    else:  # "local", or Ray would join whichever cluster was started last on this machine
-        ray.init("local", num_cpus=os.cpu_count(), logging_level=logging.ERROR, logging_config=logging_config)
-
-
-def _check_cluster(settings: RunSettings, missing: Sequence[Cell], home: Home) -> None:
-    """Refuse at once what the cluster can never run."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    wanted = {"trial": (1, settings.trial_cpus, settings.trial_gpus)}
-    if any(stage_of(cell) in ("pretrain", "extend") for cell in missing):
-        wanted["pre-training"] = (settings.workers, settings.train_cpus, settings.train_gpus)
-    for what, (count, cpus, gpus) in wanted.items():
-        if places([node["Resources"] for node in nodes], {"CPU": cpus, "GPU": gpus}) < count:
-            each = f", {cpus:g} and {gpus:g} for each of {count} workers" if count > 1 else " on one node"
-            sizes = (f"{n['Resources'].get('CPU', 0):g} and {n['Resources'].get('GPU', 0):g}" for n in nodes)
-            raise ConfigError(
-                f"run: a {what} asks for {count * cpus:g} CPU and {count * gpus:g} GPU{each}; the cluster's "
-                f"nodes have {', '.join(sizes)}; lower run.workers, or the run.*_cpus and run.*_gpus"
-            )
-    hosts = {node["NodeManagerHostname"] for node in nodes}
-    if len(hosts) > 1 and home.tracking_uri.startswith("sqlite:"):
-        raise ConfigError(
-            f"the cluster has {len(hosts)} hosts, the ledger {home.tracking_uri} is a file of one of them; "
-            "start an MLflow server, set MLFLOW_TRACKING_URI to it and METATOK_HOME to shared storage"
-        )
-
-
-def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -> Graph:
+def _tune(preset: Preset, home: Home, ledger: Ledger, graph: Graph) -> None:
     settings = preset.run
-    graph = Graph(missing, ledger, settings.share_trainer, settings.max_retries)
     job = {
         "cells": graph.cells,
         "home": home,
@@ -178,7 +165,6 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, missing: Sequence[Cell]) -
             if not graph.settled:
                 raise
             print(f"Tune failed after its last trial ({error!r}); the ledger has the results", flush=True)
-    return graph
 
 
 class _StatisticsDropped(tune.Callback):
@@ -195,6 +181,7 @@ class _StatisticsDropped(tune.Callback):
 def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:
     """One Tune trial: a chain of cells, here or in a group of DDP workers."""
     chosen = [job["cells"][int(i)] for i in config["cells"].split(",")]
+    job = job | {"cells": None, "tags": job["tags"] | {"trial": config["trial"]}}
     if config["distributed"]:
         _run_distributed(chosen, job)
         return
@@ -224,7 +211,7 @@ def _run_distributed(chosen: Sequence[Cell], job: dict[str, Any]) -> None:
     resources = {"CPU": settings.train_cpus} | ({"GPU": settings.train_gpus} if settings.train_gpus else {})
     trainer = TorchTrainer(
         _train_worker,
-        train_loop_config={"cells": chosen, "job": job | {"cells": None}},
+        train_loop_config={"cells": chosen, "job": job},
         scaling_config=train.ScalingConfig(
             num_workers=settings.workers, use_gpu=settings.train_gpus > 0, resources_per_worker=resources
         ),

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ray.tune.search import Searcher
 
 from metatok.experiment import Cell, Efficiency, Ledger
+from metatok.experiment.index import RunSummary
 from metatok.experiment.plan import Trial, trials
 from metatok.experiment.run import OUT_OF_MEMORY
+
+LATEST = ("once", "twice")  # of OUT_OF_MEMORY: the latest attempt was one that ran out
 
 
 def _alone(trial: Trial) -> bool:
     """Whether nothing may run beside a trial: measurements of speed."""
     return isinstance(trial.cells[0], Efficiency)
+
+
+def _trial(run: RunSummary | None) -> str | None:
+    """The id of the trial that had the run last."""
+    return None if run is None else run.tags.get("trial")
 
 
 class Graph(Searcher):
@@ -25,20 +33,28 @@ class Graph(Searcher):
     finish is tried again up to `max_retries` times, one that builds on a failed cell is skipped.
     """
 
-    def __init__(self, cells: Sequence[Cell], ledger: Ledger, share_trainer: bool, max_retries: int):
-        """cells: those still to do, bases first."""
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        ledger: Ledger,
+        share_trainer: bool,
+        max_retries: int,
+        given_up: Collection[str] = (),
+    ):
+        """cells: those still to do, bases first. given_up: fingerprints of cells that are not tried again."""
         super().__init__(metric="step", mode="max")
         self.cells = list(cells)
         self.ledger = ledger
         self.share_trainer = share_trainer
         self.max_retries = max_retries
-        self.pending = {cell.fingerprint: cell for cell in cells}
         self.running: dict[str, Trial] = {}
         self.finished: set[str] = set()
-        self.failed: set[str] = set()
+        self.failed = {cell.fingerprint for cell in cells if cell.fingerprint in given_up}
         self.skipped: set[str] = set()
         self.attempts: Counter[str] = Counter()
         self.halved: set[str] = set()  # out of memory once
+        self.pending = {cell.fingerprint: cell for cell in cells if cell.fingerprint not in self.failed}
+        self._skip_hopeless()
         self._index = {cell.fingerprint: i for i, cell in enumerate(self.cells)}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -54,7 +70,7 @@ class Graph(Searcher):
             for cell in trial.cells:
                 del self.pending[cell.fingerprint]
             indices = ",".join(str(self._index[cell.fingerprint]) for cell in trial.cells)
-            return {"cells": indices, "distributed": trial.distributed}
+            return {"cells": indices, "distributed": trial.distributed, "trial": trial_id}
         if not self.pending and not self.running:
             return Searcher.FINISHED
         assert self.running, "cells wait for one another"
@@ -62,30 +78,31 @@ class Graph(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
         cells = self.running.pop(trial_id).cells
-        statuses = self.ledger.statuses(cell.fingerprint for cell in cells)
-        unfinished = [cell for cell in cells if statuses.get(cell.fingerprint) != "FINISHED"]
-        self.finished |= {cell.fingerprint for cell in cells} - {cell.fingerprint for cell in unfinished}
+        runs = self.ledger.runs(cell.fingerprint for cell in cells)
+        done = {key for key, run in runs.items() if run.status == "FINISHED"}
+        self.finished |= done
+        unfinished = [cell.fingerprint for cell in cells if cell.fingerprint not in done]
+        # A run may be as an earlier trial left it.
+        begun = {key: runs[key] for key in unfinished if _trial(runs.get(key)) == trial_id}
+        ran_out = {
+            key: times for key, run in begun.items() if (times := run.tags.get(OUT_OF_MEMORY)) in LATEST
+        }
         # What failed has had its turn; if nothing did, the process died in the first cell that is not done.
-        blamed = [cell for cell in unfinished if statuses.get(cell.fingerprint) == "FAILED"] or unfinished[:1]
-        for cell in blamed:
-            self.attempts[cell.fingerprint] += 1
-        self._spare_out_of_memory(blamed)
-        for cell in unfinished:
-            if self.attempts[cell.fingerprint] > self.max_retries:
-                self.failed.add(cell.fingerprint)
-        again = self.pending.keys() | {cell.fingerprint for cell in unfinished} - self.failed
+        failed = [key for key, run in begun.items() if run.status == "FAILED" or key in ran_out]
+        self.attempts.update(failed or unfinished[:1])
+        self._spare_out_of_memory(ran_out)
+        self.failed |= {key for key in unfinished if self.attempts[key] > self.max_retries}
+        again = self.pending.keys() | set(unfinished) - self.failed
         self.pending = {cell.fingerprint: cell for cell in self.cells if cell.fingerprint in again}
 
-    def _spare_out_of_memory(self, blamed: Sequence[Cell]) -> None:
+    def _spare_out_of_memory(self, ran_out: Mapping[str, str]) -> None:
         """What ran out of GPU memory is tried once more at half the micro-batch, whatever max_retries is."""
-        times = self.ledger.tags((cell.fingerprint for cell in blamed), OUT_OF_MEMORY)
-        for cell in blamed:
-            key = cell.fingerprint
-            if times.get(key) == "once" and key not in self.halved:
+        for key, times in ran_out.items():
+            if times == "twice":
+                self.attempts[key] = self.max_retries + 1
+            elif key not in self.halved:
                 self.halved.add(key)
                 self.attempts[key] -= 1
-            elif times.get(key) == "twice":
-                self.attempts[key] = self.max_retries + 1
 
     @property
     def settled(self) -> bool:

@@ -88,10 +88,11 @@ def print_summary(graph: Graph, ledger: Ledger, home: Home) -> None:
         f"Finished {len(graph.finished)} of {len(graph.cells)} cells; "
         f"{len(graph.failed)} failed, {len(graph.skipped)} skipped."
     )
-    errors = ledger.errors(graph.failed)
+    runs = ledger.runs(graph.failed)
     for cell in graph.cells:
         if cell.fingerprint in graph.failed:
-            error = errors.get(cell.fingerprint, "its process died")
+            run = runs.get(cell.fingerprint)
+            error = run.tags.get("error", "its process died") if run is not None else "its process died"
             console.print(f"  failed   {cell.kind} {cell.slug} ({cell.id}): {error}", markup=False)
         elif cell.fingerprint in graph.skipped:
             console.print(f"  skipped  {cell.kind} {cell.slug} ({cell.id}): its base failed", markup=False)

@@ -82,7 +82,7 @@ def _run_one(
         on_progress(Progress(cell, "already_finished"))
         return "already_finished"
     on_progress(Progress(cell, "running"))
-    halve = agreed(run is not None and run.out_of_memory != "")
+    halve = agreed(run is not None and run.halve)
     settings = context.settings.halved(_sequences(cell)) if halve else context.settings
 
     def on_log(step: int, metrics: Metrics) -> None:

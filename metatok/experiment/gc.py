@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from metatok.errors import ConfigError, without_credentials
 from metatok.experiment.cells import Cell
 from metatok.experiment.home import Home
-from metatok.experiment.index import RunSummary
+from metatok.experiment.index import RunSummary, by_fingerprint
 from metatok.experiment.inputs import Inputs, distinct_inputs
 from metatok.experiment.ledger import Ledger
 from metatok.experiment.owner import owner_is_alive
@@ -70,8 +70,8 @@ def leftovers(home: Home, ledger: Ledger) -> list[Leftover]:
     cells = _entries(home.root / "checkpoints")
     checkpoints = {folder: _entries(folder) for folder in cells}
     others = {name: _entries(home.root / name) for name in ("datasets", "spool", "ray")}
-    all_runs = sorted(ledger.summaries(), key=lambda run: run.status == "FINISHED")
-    runs = {run.tags["fingerprint"]: run for run in all_runs}  # a finished one speaks for its fingerprint
+    all_runs = ledger.summaries()
+    runs = by_fingerprint(all_runs)
     if cells and not any(folder.name in runs for folder in cells):
         raise ConfigError(
             f"MLFLOW_TRACKING_URI={without_credentials(ledger.tracking_uri)} has a run for none of the "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy
 from mlflow.entities import Run
 
-TAGS = ("fingerprint", "owner", "heartbeat", "claimed", "checkpoint")
+TAGS = ("fingerprint", "owner", "heartbeat", "claimed", "checkpoint", "trial", "error", "out_of_memory")
 
 _QUERY = sqlalchemy.text(
     """
@@ -47,6 +47,11 @@ def query(uri: str, experiment_ids: Iterable[str]) -> list[RunSummary]:
                 runs[run_id] = RunSummary(run_id, status, start, end, tags.setdefault(run_id, {}))
             tags[run_id][key] = value
     return list(runs.values())
+
+
+def by_fingerprint(runs: Iterable[RunSummary]) -> dict[str, RunSummary]:
+    """fingerprint -> its run; of several a finished one."""
+    return {run.tags["fingerprint"]: run for run in sorted(runs, key=lambda run: run.status == "FINISHED")}
 
 
 def summary(run: Run) -> RunSummary:

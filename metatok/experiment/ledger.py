@@ -226,25 +226,15 @@ class Ledger:
             on_wait()
             time.sleep(poll_seconds)
 
-    def statuses(self, fingerprints: Iterable[str]) -> dict[str, str]:
-        """fingerprint -> status of its run, for those that have one."""
-        runs = self._when_it_is_back(fingerprints)
-        return {key: run.info.status for key, run in runs.items() if run is not None}
-
-    def errors(self, fingerprints: Iterable[str]) -> dict[str, str]:
-        """fingerprint -> last line of the traceback, for those whose run failed."""
-        return self.tags(fingerprints, "error")
-
-    def tags(self, fingerprints: Iterable[str], name: str) -> dict[str, str]:
-        """fingerprint -> that tag of its run, for those that have it."""
-        runs = self._when_it_is_back(fingerprints)
-        return {key: run.data.tags[name] for key, run in runs.items() if run and name in run.data.tags}
+    def runs(self, fingerprints: Iterable[str]) -> dict[str, RunSummary]:
+        """fingerprint -> its run at a glance, for those that have one. Waits for a store that is away."""
+        found = {key: once_it_is_back(partial(self._by_fingerprint, key)) for key in fingerprints}
+        return {key: summary(run) for key, run in found.items() if run is not None}
 
     def set_tag(self, fingerprint: str, name: str, value: str) -> None:
         """Tag the run of a cell. Any rank may, as the one that alone knows."""
-        run = self._when_it_is_back([fingerprint])[fingerprint]
-        if run is not None:
-            once_it_is_back(lambda: self.client.set_tag(run.info.run_id, name, value))
+        for run in self.runs([fingerprint]).values():
+            once_it_is_back(partial(self.client.set_tag, run.run_id, name, value))
 
     def _create(self, cell: Cell, tags: Mapping[str, str]) -> list[Run]:
         """A new run, or none if another process made one at the same moment and came first."""
@@ -278,10 +268,6 @@ class Ledger:
         """A cell's runs, the one that counts first."""
         runs = self._search(self.experiments.values(), f"tags.fingerprint = '{fingerprint}'")
         return sorted(runs, key=_precedence)
-
-    def _when_it_is_back(self, fingerprints: Iterable[str]) -> dict[str, Run | None]:
-        keys = list(fingerprints)
-        return once_it_is_back(lambda: {key: self._by_fingerprint(key) for key in keys})
 
     def _search(self, experiment_ids: Iterable[str], query: str) -> list[Run]:
         """All matching runs, newest first."""

@@ -31,8 +31,8 @@ T = TypeVar("T")
 FLUSH_SECONDS = 5.0
 # A store that does not answer costs a flush its time-outs: it is asked again after so many times that.
 PATIENCE = 10.0
-# The tag of a run that ran out of GPU memory: "once" means at half the micro-batch from then on, "twice" that
-# this was too much as well.
+# The tag of a run that ran out of GPU memory and has half the micro-batch from then on. Its latest attempt
+# did: "once", or at half "twice"; an attempt before that did: "earlier".
 OUT_OF_MEMORY = "out_of_memory"
 BATCH = 1000  # metrics that one log_batch takes
 # What MLflow answers while it cannot be reached, as opposed to its refusing what was asked.
@@ -71,7 +71,7 @@ class CellRun:
     Steps that the run has already are not written twice, so a resumed curve has no doubles. What writes to
     the run may raise ClaimLost.
 
-    is_new: nothing was done for the run before.
+    is_new: nothing was done for the run before. halve: an earlier attempt ran out of GPU memory.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, cell: Cell, spool: Path, tags: dict[str, str]):
@@ -90,9 +90,11 @@ class CellRun:
         self._owner = owner_of_this_process()
         self._set_tags({**tags, "owner": self._owner, "heartbeat": now, "claimed": now})
         self._confirmed = time.time()
-        self.out_of_memory = run.data.tags.get(OUT_OF_MEMORY, "")
         if "error" in run.data.tags:  # of an earlier attempt
             client.delete_tag(run_id, "error")
+        self.halve = OUT_OF_MEMORY in run.data.tags
+        if self.halve:
+            client.set_tag(run_id, OUT_OF_MEMORY, "earlier")
         client.update_run(run_id, status="RUNNING")
         self._stop = threading.Event()
         threading.Thread(target=self._beat, name=f"heartbeat-{run_id[:8]}", daemon=True).start()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from metatok.experiment.cells import Candidate, Finetune, model_name
+from metatok.experiment.cells import Candidate, Cell, Finetune, model_name
 from metatok.experiment.plan import with_ancestors
 from metatok.randomness import generator
 
@@ -109,11 +109,14 @@ class Round:
     cells: list[Candidate]
 
 
-def search(preset: Preset, ledger: Ledger, left_out: Collection[str] = ()) -> tuple[Preset, Round | None]:
+def search(
+    preset: Preset, ledger: Ledger, left_out: Collection[str] = (), failed: Collection[str] = ()
+) -> tuple[Preset, Round | None]:
     """The preset with what its search chose; or, until it has, the preset as it is and the round to finish.
 
     The rounds are replayed from the ledger: so a search goes on where an earlier sweep left it, and one that
-    is done costs a query. left_out: fingerprints of cells that cannot be done here.
+    is done costs a query. left_out: fingerprints of cells that cannot be done here. failed: of those given
+    up; the search goes on without a candidate that is one or builds on one.
     """
     settings = preset.finetune.search
     if not settings.candidates or preset.finetune.chosen:
@@ -121,7 +124,7 @@ def search(preset: Preset, ledger: Ledger, left_out: Collection[str] = ()) -> tu
     groups = {
         (model_name(cell), cell.task)
         for cell in with_ancestors(preset.cells())
-        if isinstance(cell, Finetune) and cell.base is cell.root and cell.fingerprint not in left_out
+        if _is_searched(cell) and cell.fingerprint not in left_out
     }
     if not groups:
         return preset, None
@@ -130,13 +133,13 @@ def search(preset: Preset, ledger: Ledger, left_out: Collection[str] = ()) -> tu
     for i, share in enumerate(settings.shares):
         tried = preset.candidates(standing, share)
         cells = [cell for group in tried.values() for cell in group.values()]
-        if any(cell.fingerprint not in runs for cell in cells):
+        if any(cell.fingerprint not in runs and not _is_hopeless(cell, failed) for cell in cells):
             return preset, Round(i + 1, len(settings.shares), cells)
         scores = {
-            group: {s: _exact_match(c, runs[c.fingerprint]) for s, c in by_setting.items()}
-            for group, by_setting in tried.items()
+            group: {s: _exact_match(c, runs[c.fingerprint]) for s, c in of.items() if c.fingerprint in runs}
+            for group, of in tried.items()
         }
-        standing = {group: settings.keep(found) for group, found in scores.items()}
+        standing = {group: settings.keep(found) for group, found in scores.items() if found}
     chosen = tuple(
         Choice(
             model=model,
@@ -149,6 +152,28 @@ def search(preset: Preset, ledger: Ledger, left_out: Collection[str] = ()) -> tu
         for (model, task), (best, *_) in standing.items()
     )
     return preset.model_copy(update={"finetune": preset.finetune.model_copy(update={"chosen": chosen})}), None
+
+
+def without_setting(preset: Preset, cells: Iterable[Cell]) -> frozenset[str]:
+    """Fingerprints of those cells whose search found no setting, as all its candidates failed."""
+    if not preset.finetune.search.candidates:
+        return frozenset()
+    chosen = {(choice.model, choice.task) for choice in preset.finetune.chosen}
+    return frozenset(
+        cell.fingerprint
+        for cell in cells
+        for step in cell.lineage
+        if _is_searched(step) and (model_name(step), step.task) not in chosen
+    )
+
+
+def _is_searched(cell: Cell) -> TypeGuard[Finetune]:
+    """Whether a search is for cells as this one, and so for what builds on it: the first of a chain."""
+    return isinstance(cell, Finetune) and cell.base is cell.root
+
+
+def _is_hopeless(cell: Cell, failed: Collection[str]) -> bool:
+    return any(step.fingerprint in failed for step in cell.lineage)
 
 
 def _exact_match(cell: Candidate, metrics: Mapping[str, float]) -> float:

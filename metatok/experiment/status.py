@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 
 from metatok.errors import ConfigError
-from metatok.experiment.index import RunSummary
+from metatok.experiment.index import RunSummary, by_fingerprint
 from metatok.experiment.ledger import Ledger, SweepRecord
 from metatok.experiment.owner import owner_is_alive
 from metatok.experiment.plan import with_ancestors
 from metatok.experiment.preset import Preset
-from metatok.experiment.search import search
+from metatok.experiment.search import search, without_setting
 from metatok.experiment.standing import Standing, Turn
 
 WATCH_SECONDS = 5.0
@@ -71,12 +71,15 @@ def standing_of(ledger: Ledger, sweep: SweepRecord) -> Standing:
 
     A run whose owner is gone is still to do; what builds on a failed cell counts as failed.
     """
-    preset, unfinished = search(_preset(sweep), ledger)
+    runs = by_fingerprint(ledger.summaries())
+    given_up = {key for key, run in runs.items() if run.status == "FAILED"}
+    preset, unfinished = search(_preset(sweep), ledger, failed=given_up)
     cells = with_ancestors(preset.cells() if unfinished is None else unfinished.cells)
-    wanted = {cell.fingerprint for cell in cells}
-    own = {key: run for run in ledger.summaries() if (key := run.tags["fingerprint"]) in wanted}
+    own = {cell.fingerprint: runs[cell.fingerprint] for cell in cells if cell.fingerprint in runs}
     turns = {key: turn for key, run in own.items() if (turn := _turn(ledger, run)) is not None}
     failed = {key for key, run in own.items() if run.status == "FAILED"}
+    if unfinished is None:
+        failed |= without_setting(preset, cells)
     for cell in cells:
         if any(parent.fingerprint in failed for parent in cell.parents) and cell.fingerprint not in turns:
             failed.add(cell.fingerprint)

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
@@ -72,11 +73,25 @@ def run_until(ledger: Ledger, home: Home, cells: list[Cell], kind: str, step: in
     tiny.run(cells, ledger, home, watch)
 
 
-def run_as_rank(rank: int, folder: Path, ledger: Ledger, home: Home, cells: list[Cell], answer: Any) -> None:
-    """One of two DDP processes that run cells together."""
+def run_as_rank(
+    rank: int,
+    folder: Path,
+    ledger: Ledger,
+    home: Home,
+    cells: list[Cell],
+    answer: Any,
+    patience: float = 60.0,
+) -> None:
+    """One of two DDP processes that run cells together; after `patience` seconds it waits no more."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=patience),
+    )
     seen: list[tuple[str, int]] = []
     statuses, error = [], ""
     for cell in cells:

@@ -43,7 +43,7 @@ def test_a_failed_run_is_opened_again(ledger: Ledger, new_cell: NewCell) -> None
     first.fail("Traceback (most recent call last):\n  ...\nValueError: too bad\n")
     (found,) = runs_of(ledger, cell)
     assert (found.info.status, found.data.tags["error"]) == ("FAILED", "ValueError: too bad")
-    assert ledger.errors([cell.fingerprint]) == {cell.fingerprint: "ValueError: too bad"}
+    assert ledger.runs([cell.fingerprint])[cell.fingerprint].tags["error"] == "ValueError: too bad"
     trace = Path(ledger.client.download_artifacts(first.run_id, "traceback.txt")).read_text()
     assert trace.endswith("ValueError: too bad\n")
     assert ledger.missing([cell]) == [cell]

@@ -296,6 +296,44 @@ def test_two_ranks_write_one_run_with_the_numbers_of_one_process(
     assert record_of(ledger, failing, "FAILED").status == "FAILED"
 
 
+def test_ranks_that_find_different_checkpoints_say_so(
+    ledger: Ledger,
+    home: Home,
+    fresh_home: Home,
+    new_cell: NewCell,
+    processes: ForkServerContext,
+    tmp_path: Path,
+) -> None:
+    cell = new_cell()
+    child: Any = processes.Process(target=children.run_until, args=(ledger, home, [cell], cell.kind, 6))
+    child.start()
+    child.join(60)
+    receive, send = mp.Pipe(duplex=False)
+    for rank, where in enumerate((home, fresh_home)):  # the second's machine has another folder there
+        arguments = (rank, tmp_path, ledger, where, [cell], send if rank else mp.Pipe()[1])
+        ranks: Any = processes.Process(target=children.run_as_rank, args=arguments, daemon=True)
+        ranks.start()
+    assert receive.poll(90)
+    *_, error = receive.recv()
+    assert "rank 1 finds the checkpoint of step None" in error
+    assert "rank 0 that of 4: METATOK_HOME must be" in error
+
+
+def test_a_cell_whose_run_was_deleted_is_done_afresh(
+    ledger: Ledger, home: Home, new_cell: NewCell, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell = new_cell()
+    tiny.run([cell], ledger, home)
+    before = final(ledger, cell)
+    ledger.client.delete_run(record_of(ledger, cell).run_id)
+    assert tiny.run([cell], ledger, home) == ["finished"]
+    assert [step for step, _ in curve(ledger, cell, "loss")] == [2, 4, 6, 8]
+    assert final(ledger, cell) == before
+    (aside,) = Path(home.root, "checkpoints").glob(f"{cell.fingerprint}-*")
+    assert [path.name for path in aside.iterdir()] == ["step-8"]
+    assert str(aside) in caplog.text
+
+
 def test_a_frozen_model_is_loaded_once_for_cells_in_a_row(
     ledger: Ledger, home: Home, new_cell: NewCell
 ) -> None:

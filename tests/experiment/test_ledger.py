@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from mlflow.entities import Experiment
+from mlflow.tracking import MlflowClient
 
 from metatok.errors import ConfigError
 from metatok.experiment import Home, Ledger, Pretrain, get_preset
@@ -35,7 +37,8 @@ def test_a_cell_is_done_when_its_run_is_finished(ledger: Ledger, new_cell: NewCe
     assert ledger.finished()[cell.fingerprint] == run.run_id
     assert ledger.missing([other, cell]) == [other]
     assert ledger.claim(cell, tiny.TAGS) is None
-    assert ledger.statuses([cell.fingerprint, other.fingerprint]) == {cell.fingerprint: "FINISHED"}
+    asked = ledger.runs([cell.fingerprint, other.fingerprint])
+    assert {key: found.status for key, found in asked.items()} == {cell.fingerprint: "FINISHED"}
     (record,) = [r for r in ledger.records("pretrain") if r.fingerprint == cell.fingerprint]
     assert record.metrics["validation_loss"] == 1.25
     assert tiny.points(ledger, run.run_id, "loss") == [(2, 3.0), (4, 2.0)]
@@ -197,3 +200,19 @@ def test_a_server_of_another_kind_is_a_mistake(
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*does not answer") as caught:
             Ledger.open(fresh_home)
     assert "secret" not in str(caught.value)
+
+
+def test_an_experiment_that_another_home_makes_at_the_same_moment_is_shared(
+    ledger: Ledger, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", home.tracking_uri)
+    look, looked = MlflowClient.get_experiment_by_name, set()
+
+    def look_too_early(client: MlflowClient, name: str) -> Experiment | None:
+        if name in looked:
+            return look(client, name)
+        looked.add(name)
+        return None
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", look_too_early)
+    assert Ledger.open(Home.open(tmp_path / "another")).experiments == ledger.experiments

@@ -21,18 +21,25 @@ def run_of(ledger: Ledger, cell: Cell) -> RunRecord:
     return found
 
 
+@pytest.mark.parametrize("micro_batch_size", [4, 32])
 def test_the_next_attempt_takes_half_the_micro_batch(
-    ledger: Ledger, home: Home, fresh_home: Home, new_cell: NewCell, monkeypatch: pytest.MonkeyPatch
+    micro_batch_size: int,
+    ledger: Ledger,
+    home: Home,
+    fresh_home: Home,
+    new_cell: NewCell,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cell = new_cell()
-    assert tiny.SETTINGS.micro_batch_size == cell.batch_size == 4
+    assert cell.batch_size == 4  # of which a larger micro-batch holds no more
+    settings = tiny.SETTINGS.model_copy(update={"micro_batch_size": micro_batch_size})
     with monkeypatch.context() as patch:
         tiny.limit_memory(2, patch.setattr)
-        assert tiny.run([cell], ledger, home) == ["failed"]
+        assert tiny.run([cell], ledger, home, settings=settings) == ["failed"]
         assert "CUDA out of memory" in run_of(ledger, cell).tags["error"]
-        assert tiny.run([cell], ledger, home) == ["finished"]
+        assert tiny.run([cell], ledger, home, settings=settings) == ["finished"]
     run = run_of(ledger, cell)
-    assert run.tags["out_of_memory"] == "once"
+    assert run.tags["out_of_memory"] == "earlier"
     whole = run_cell(cell, Context(fresh_home, tiny.SETTINGS)).metrics
     assert run.metrics["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-4)
 

@@ -204,6 +204,7 @@ def part(name: str, **fields: Any) -> dict[str, Any]:
         (part("finetune", eval_lengths=()), "finetune.eval_lengths"),
         (part("finetune", steps=()), "finetune.steps"),
         (part("finetune", steps_by_task={"parity": ()}), "steps_by_task.parity"),
+        (part("run", trial_gpus=1.5), "trial_gpus=1.5: more than one GPU must be a whole number"),
         (part("run", log_every=70), "checkpoint_every=300.*log_every=70"),
     ],
 )

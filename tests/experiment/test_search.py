@@ -6,11 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from metatok.experiment import Finetune, Ledger, Preset, get_preset
+from metatok.experiment.cells import model_name
 from metatok.experiment.context import Context
 from metatok.experiment.execute import run_cells
 from metatok.experiment.inputs import eval_set
 from metatok.experiment.plan import with_ancestors
-from metatok.experiment.search import Choice, SearchSettings, search
+from metatok.experiment.search import Choice, SearchSettings, search, without_setting
 
 GROUP = ("meta_ape", "parity")
 NINE = SearchSettings(candidates=9, learning_rates=(1e-4, 1e-2), step_factors=(0.5, 1.0, 2.0))
@@ -128,3 +129,39 @@ def test_a_search_goes_round_by_round_and_its_best_is_what_the_fine_tune_trains_
     assert (cell.optim, cell.steps) == (winner.optim, winner.steps)
     # What was chosen stays chosen: the resolved preset searches no more.
     assert search(found, ledger) == (found, None)
+
+
+def test_a_search_goes_on_without_the_candidates_that_fail(fresh_home):
+    preset, ledger = small_preset(), Ledger.open(fresh_home)
+    context = Context(fresh_home, preset.run)
+    first = search(preset, ledger)[1].cells
+    failed = {first[1].fingerprint}
+    run_cells(with_ancestors([first[0], *first[2:]]), ledger, context, {})
+    assert search(preset, ledger)[1].cells == first  # it may be tried yet
+    second = search(preset, ledger, failed=failed)[1]
+    assert second.number == 2
+    assert len(second.cells) == 2  # half of three
+    assert first[1].optim not in [cell.optim for cell in second.cells]
+    run_cells(with_ancestors(second.cells), ledger, context, {})
+    found, unfinished = search(preset, ledger, failed=failed)
+    assert unfinished is None
+    assert [
+        choice.candidate in {c.fingerprint for c in second.cells} for choice in found.finetune.chosen
+    ] == [True]
+    assert without_setting(found, with_ancestors(found.cells())) == set()
+
+
+def test_where_every_candidate_fails_what_waits_for_one_is_left_out(fresh_home):
+    preset = small_preset()
+    preset = preset.model_copy(update={"models": ("meta_ape", "meta_rope"), "stages": ("finetune", "ablate")})
+    ledger, context = Ledger.open(fresh_home), Context(fresh_home, preset.run)
+    base = next(cell.base for cell in search(preset, ledger)[1].cells if model_name(cell) == "meta_ape")
+    failed = {base.fingerprint}  # and with it each candidate that builds on it
+    while (unfinished := search(preset, ledger, failed=failed)[1]) is not None:
+        run_cells([c for c in with_ancestors(unfinished.cells) if c.root != base], ledger, context, {})
+    found, _ = search(preset, ledger, failed=failed)
+    assert [choice.model for choice in found.finetune.chosen] == ["meta_rope"]
+    cells = with_ancestors(found.cells())
+    left_out = without_setting(found, cells)
+    assert left_out == {cell.fingerprint for cell in cells if cell.root == base and cell != base}
+    assert {cell.kind for cell in cells if cell.fingerprint in left_out} == {"finetune", "ablate"}

@@ -25,8 +25,8 @@ def cells() -> list[Cell]:
     return with_ancestors(get_preset("smoke").model_copy(update=fields).cells())
 
 
-def settle(ledger: Ledger, cell: Cell, finished: bool = True) -> None:
-    run = ledger.claim(cell, {})
+def settle(ledger: Ledger, cell: Cell, finished: bool = True, trial: str = "") -> None:
+    run = ledger.claim(cell, {"trial": trial})
     assert run is not None
     if finished:
         run.finish({"x": 1.0})
@@ -69,7 +69,7 @@ def test_a_failed_cell_is_retried_then_its_dependents_are_skipped(ledger: Ledger
     for attempt in ("first", "second"):
         trial = chosen(graph, graph.suggest(attempt))
         assert [cell.kind for cell in trial] == ["finetune", "finetune"]
-        settle(ledger, trial[0], finished=False)
+        settle(ledger, trial[0], finished=False, trial=attempt)
         graph.on_trial_complete(attempt)
     assert graph.suggest("third") == Searcher.FINISHED
     assert graph.failed == {cells[1].fingerprint}
@@ -81,7 +81,7 @@ def test_out_of_memory_has_one_more_try_whatever_max_retries_is(ledger: Ledger, 
     for times in ("once", "twice"):
         (base,) = chosen(graph, graph.suggest(times))
         assert base == cells[0]
-        settle(ledger, base, finished=False)
+        settle(ledger, base, finished=False, trial=times)
         ledger.set_tag(base.fingerprint, "out_of_memory", times)
         graph.on_trial_complete(times)
     assert graph.halved == graph.failed == {cells[0].fingerprint}
@@ -91,10 +91,29 @@ def test_out_of_memory_has_one_more_try_whatever_max_retries_is(ledger: Ledger, 
 def test_out_of_memory_at_half_is_not_tried_again(ledger: Ledger, cells: list[Cell]) -> None:
     graph = Graph(cells, ledger, share_trainer=True, max_retries=5)
     (base,) = chosen(graph, graph.suggest("base"))
-    settle(ledger, base, finished=False)
+    settle(ledger, base, finished=False, trial="base")
     ledger.set_tag(base.fingerprint, "out_of_memory", "twice")
     graph.on_trial_complete("base")
     assert graph.failed == {base.fingerprint}
+
+
+def test_out_of_memory_in_an_earlier_sweep_costs_no_try(ledger: Ledger, cells: list[Cell]) -> None:
+    settle(ledger, cells[0], finished=False, trial="of an earlier sweep")
+    ledger.set_tag(cells[0].fingerprint, "out_of_memory", "twice")
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=1)
+    for attempt in ("first", "second"):
+        assert chosen(graph, graph.suggest(attempt)) == [cells[0]]
+        settle(ledger, cells[0], finished=False, trial=attempt)
+        graph.on_trial_complete(attempt)
+    assert graph.halved == set()
+    assert graph.failed == {cells[0].fingerprint}
+
+
+def test_what_was_given_up_is_not_tried_again(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=2, given_up={cells[0].fingerprint})
+    assert graph.settled
+    assert graph.failed == {cells[0].fingerprint}
+    assert graph.skipped == {cell.fingerprint for cell in cells[1:]}
 
 
 def test_a_process_that_dies_is_blamed_on_the_cell_it_was_in(ledger: Ledger, cells: list[Cell]) -> None:
@@ -108,6 +127,16 @@ def test_a_process_that_dies_is_blamed_on_the_cell_it_was_in(ledger: Ledger, cel
     assert graph.failed == {trial[1].fingerprint}
     ready = chosen(graph, graph.suggest("next"))  # the finished fine-tune's ablations
     assert {cell.parents[0].fingerprint for cell in ready} == {trial[0].fingerprint}
+
+
+def test_a_process_that_dies_is_not_blamed_on_what_failed_before(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=0)
+    settle(ledger, chosen(graph, graph.suggest("base"))[0])
+    graph.on_trial_complete("base")
+    first, second = chosen(graph, graph.suggest("dies"))
+    settle(ledger, second, finished=False, trial="of an earlier sweep")
+    graph.on_trial_complete("dies", error=True)
+    assert graph.failed == {first.fingerprint}
 
 
 def test_a_cell_that_another_sweep_finished_counts(ledger: Ledger, cells: list[Cell]) -> None:
