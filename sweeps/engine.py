@@ -34,6 +34,7 @@ from ray import train, tune
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.schedulers import FIFOScheduler
 
 import metatok
 from metatok.experiment import Cell, Home, Ledger, Preset
@@ -147,6 +148,7 @@ def _tune(preset: Preset, home: Home, ledger: Ledger, graph: Graph) -> None:
         tune.with_resources(tune.with_parameters(_run_trial, job=job), resources),
         tune_config=tune.TuneConfig(
             search_alg=graph,
+            scheduler=_TrainersServed(),
             num_samples=sys.maxsize,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -176,6 +178,18 @@ class _StatisticsDropped(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.on_trial_complete(iteration, trials, trial)
+
+
+class _TrainersServed(FIFOScheduler):
+    """While a trainer may wait for CPUs, no process that has nothing to do holds any.
+
+    Tune keeps one that is idle for whichever trial comes next, which may be one that builds on the trainer's.
+    """
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        trainers = any(trial.config["distributed"] for trial in tune_controller.get_live_trials())
+        tune_controller._tune_controller._actor_cache._may_keep_one = not trainers
+        return super().choose_trial_to_run(tune_controller)
 
 
 def _run_trial(config: dict[str, Any], job: dict[str, Any]) -> None:
