@@ -62,6 +62,14 @@ def test_a_trial_starts_when_its_bases_are_finished(ledger: Ledger, cells: list[
     assert graph.finished == {cell.fingerprint for cell in cells}
 
 
+def test_independent_bases_start_side_by_side(ledger: Ledger) -> None:
+    fields = {"models": ("gpt2_ape", "meta_ape"), "stages": ("pretrain",), "seeds": (next(SEEDS),)}
+    bases = get_preset("smoke").model_copy(update=fields).cells()
+    graph = Graph(bases, ledger, share_trainer=False, max_retries=0)
+    assert [chosen(graph, graph.suggest(trial)) for trial in ("a", "b")] == [[base] for base in bases]
+    assert graph.suggest("c") is None
+
+
 def test_a_failed_cell_is_retried_then_its_dependents_are_skipped(ledger: Ledger, cells: list[Cell]) -> None:
     graph = Graph(cells, ledger, share_trainer=True, max_retries=1)
     settle(ledger, chosen(graph, graph.suggest("base"))[0])
