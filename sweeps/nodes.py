@@ -56,7 +56,8 @@ def check_shared(home: Home, hosts: Mapping[str, str]) -> None:
     mark.touch()
     try:
         where = (NodeAffinitySchedulingStrategy(node, soft=False) for node in hosts)
-        seen = ray.get([_exists.options(scheduling_strategy=place).remote(mark) for place in where])
+        looks = [_exists.options(scheduling_strategy=place).remote(mark) for place in where]
+        seen = [_got(look) for look in looks]
     finally:
         mark.unlink()
     blind = sorted({host for host, sees in zip(hosts.values(), seen, strict=True) if not sees})
@@ -69,4 +70,11 @@ def check_shared(home: Home, hosts: Mapping[str, str]) -> None:
 
 @ray.remote(num_cpus=0)
 def _exists(path: Path) -> bool:
-    return path.exists()
+    return os.path.exists(path)
+
+
+def _got(look: ray.ObjectRef) -> bool:
+    try:
+        return ray.get(look)
+    except ray.exceptions.RayError:  # the node has died meanwhile, and nothing will run there
+        return True

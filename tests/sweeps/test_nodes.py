@@ -12,7 +12,7 @@ from metatok.experiment import Home
 from sweeps.nodes import check_shared
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[str, str]]:
     before = dict(os.environ)
     ray.init("local", num_cpus=1, log_to_driver=False)
@@ -36,3 +36,9 @@ def test_a_home_that_another_node_does_not_see_is_refused(hosts: dict[str, str],
         check_shared(own, hosts)
     assert not list(home.spool.iterdir())
     os.close(folder)
+
+
+def test_a_node_that_has_died_meanwhile_is_no_obstacle(hosts: dict[str, str], tmp_path: Path) -> None:
+    home = Home.open(tmp_path)
+    home.spool.mkdir()
+    check_shared(home, {**hosts, ray.NodeID.from_random().hex(): "gone"})
