@@ -308,8 +308,10 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _precedence(run: Run) -> tuple[bool, int, str]:
-    return (run.info.status != "FINISHED", run.info.start_time, run.info.run_id)
+def _precedence(run: Run) -> tuple[bool, bool, int, str]:
+    """What is finished comes first, then what has been worked on, then what is older."""
+    info = run.info
+    return (info.status != "FINISHED", "claimed" not in run.data.tags, info.start_time, info.run_id)
 
 
 def _record(kind: str, run: Run) -> RunRecord:

@@ -140,6 +140,22 @@ def test_a_run_that_appears_late_is_waited_out_and_leaves_nothing(
     assert [(r.info.run_id, r.info.status) for r in found] == [(first.run_id, "FINISHED")]
 
 
+def test_a_run_that_nobody_worked_on_is_not_taken_for_one_that_somebody_did(
+    ledger: Ledger, new_cell: NewCell
+) -> None:
+    cell = new_cell()
+    # Asked for first, and made all the same when its process had given up and asked again.
+    tags = {"fingerprint": cell.fingerprint, "owner": DEAD}
+    run = tiny.claimed(ledger, cell)
+    run.release()
+    early = int(1000 * time.time()) - 60_000
+    late = ledger.client.create_run(ledger.experiments[cell.kind], start_time=early, tags=tags)
+    again = tiny.claimed(ledger, cell)
+    assert again.run_id == run.run_id != late.info.run_id
+    assert not again.is_new  # or its checkpoints would be set aside
+    again.release()
+
+
 def test_ranks_wait_as_long_as_the_first_of_them_does(
     ledger: Ledger, home: Home, new_cell: NewCell, processes: ForkServerContext, tmp_path: Path
 ) -> None:
