@@ -80,9 +80,13 @@ def test_who_lost_a_run_writes_to_it_no_more(
     run._stop.set()
     run._confirmed = 0.0  # no heartbeat came through of late
     end = taken_over(ledger, cell, processes, step=6)
-    run.log(4, {"loss": 4.0})
-    with pytest.raises(ClaimLost):
+
+    def write() -> None:
+        run.log(4, {"loss": 4.0})
         run.flush()
+
+    with pytest.raises(ClaimLost):
+        write()
     run.fail("Traceback\nValueError: of one who lost it")
     run.release()
     end()
