@@ -3,7 +3,7 @@
 python sweeps/pretrain.py --preset smoke
 """
 
-from sweeps.cli import main
+from sweeps.engine.cli import main
 
 if __name__ == "__main__":
     main("pretrain", __doc__)

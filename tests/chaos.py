@@ -31,12 +31,10 @@ from rich.console import Console
 from rich.table import Table
 
 from metatok.experiment import Home, Ledger, RunRecord
-from metatok.experiment.cells import KINDS
-from metatok.experiment.context import Context
-from metatok.experiment.execute import run_cells
-from metatok.experiment.plan import with_ancestors
+from metatok.experiment.design import Context, kind_names, with_ancestors
+from metatok.experiment.execution import run_cells
 from metatok.training import CheckpointStore
-from sweeps.cli import parse
+from sweeps.engine.cli import parse
 from tests.sweeps.conftest import ROOT, environment, script
 
 # A pre-training, a fine-tune of it and three ablations of that. Both trainings have many checkpoints, and the
@@ -235,7 +233,7 @@ class Facts:
 
 def all_records(ledger: Ledger) -> list[RunRecord]:
     """The runs of every kind and status."""
-    return [record for kind in KINDS for record in ledger.records(kind.model_fields["kind"].default, None)]
+    return [record for kind in kind_names() for record in ledger.records(kind, None)]
 
 
 def facts(home: Home) -> Facts:

@@ -1,24 +1,8 @@
-"""From text to pre-training batches: tokenizer, corpora, token shards, meta-token injection, loader."""
+"""From text to pre-training batches: tokenizer, corpora, token shards, meta-token injection, loader.
 
-from metatok.data.corpus import Corpus, CorpusConfig, open_corpus
-from metatok.data.loader import Ahead, Batch, PretrainData
-from metatok.data.shards import FileManifest, ShardSet
-from metatok.data.tokenize import Progress, finish_shards, tokenize_file
-from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer
+The stub beside this file names its public parts; each is loaded when it is first used.
+"""
 
-__all__ = [
-    "Ahead",
-    "Batch",
-    "Corpus",
-    "CorpusConfig",
-    "FileManifest",
-    "PretrainData",
-    "Progress",
-    "ShardSet",
-    "Tokenizer",
-    "TokenizerConfig",
-    "build_tokenizer",
-    "finish_shards",
-    "open_corpus",
-    "tokenize_file",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,33 +1,11 @@
-"""Experiments as cells, and the ledger that knows which of them are done."""
+"""Experiments as cells, and the ledger that knows which of them are done.
 
-from metatok.experiment.cells import (
-    Ablate,
-    Cell,
-    Efficiency,
-    Extend,
-    Finetune,
-    Pretrain,
-    Probe,
-    RateDistortion,
-)
-from metatok.experiment.home import Home
-from metatok.experiment.ledger import Ledger, RunRecord
-from metatok.experiment.preset import Preset
-from metatok.experiment.presets import PRESETS, get_preset
+design: what is to be done. ledger: what has happened. execution: doing it. Imports run from the last to the
+first; home.py and inputs.py, which all three use, import none of them.
 
-__all__ = [
-    "PRESETS",
-    "Ablate",
-    "Cell",
-    "Efficiency",
-    "Extend",
-    "Finetune",
-    "Home",
-    "Ledger",
-    "Preset",
-    "Pretrain",
-    "Probe",
-    "RateDistortion",
-    "RunRecord",
-    "get_preset",
-]
+The stub beside this file names its public parts; each is loaded when it is first used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -28,10 +28,11 @@ class Status:
     home: Path | None = None
 
     def run(self) -> None:
-        from metatok.experiment.ledger import Ledger  # MLflow's import takes seconds
-        from metatok.experiment.status import show_status
+        home = Home.existing(self.home)
+        from metatok.experiment.ledger import Ledger  # MLflow's import takes a second
+        from metatok.experiment.ledger.status import show_status
 
-        show_status(Ledger.open(Home.open(self.home)), self.preset, self.sweep, self.watch)
+        show_status(Ledger.open(home), self.preset, self.sweep, self.watch)
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Gc:
     home: Path | None = None
 
     def run(self) -> None:
-        from metatok.experiment.gc import collect
+        home = Home.existing(self.home)
         from metatok.experiment.ledger import Ledger
+        from metatok.experiment.ledger.gc import collect
 
-        home = Home.open(self.home)
         collect(home, Ledger.open(home), self.remove)
 
 
@@ -67,10 +68,10 @@ class Export:
     home: Path | None = None
 
     def run(self) -> None:
-        from metatok.experiment.export import export_cell
+        home = Home.existing(self.home)
+        from metatok.experiment.execution import export_cell
         from metatok.experiment.ledger import Ledger
 
-        home = Home.open(self.home)
         print(f"{export_cell(home, Ledger.open(home), self.cell, self.out)} -> {self.out}")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import tempfile
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from metatok.errors import ConfigError, without_credentials
+from metatok.errors import ConfigError, first_line, without_credentials
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,7 @@ class Home:
 
         Errors: ConfigError if it cannot be written.
         """
-        root = (
-            Path(path or os.environ.get("METATOK_HOME") or Path.home() / ".metatok").expanduser().absolute()
-        )
+        root = _root(path)
         try:
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=root):
@@ -38,6 +38,37 @@ class Home:
                 f"METATOK_HOME={root} cannot be written ({error.strerror}); set it to a folder of yours"
             ) from None
         return cls(root)
+
+    @classmethod
+    def existing(cls, path: str | Path | None = None) -> Home:
+        """The home for who only reads: one that has a ledger, as none is to be made at a mistyped path.
+
+        Errors: ConfigError if it has none.
+        """
+        home = cls(_root(path))
+        file = Path(home.tracking_uri.removeprefix("sqlite:///"))
+        could_be = all(folder.is_dir() for folder in (home.root, *home.root.parents) if folder.exists())
+        if could_be and home.tracking_uri.startswith("sqlite:///") and not file.is_file():
+            raise ConfigError(
+                f"no ledger at {file}; run sweeps/full_paper.py first, or give --home or METATOK_HOME"
+            )
+        home.check_answers()
+        return cls.open(home.root)
+
+    def check_answers(self) -> None:
+        """Refuse, within seconds, a tracking server that is not there. Errors: ConfigError."""
+        if not is_server(self.tracking_uri):
+            return
+        uri = without_credentials(self.tracking_uri)
+        try:
+            with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5) as response:
+                response.read()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", "") or first_line(error)
+            raise ConfigError(
+                f"MLFLOW_TRACKING_URI={uri} does not answer ({reason}); start the server, or unset it to use "
+                "$METATOK_HOME/mlflow.db"
+            ) from None
 
     @property
     def tracking_uri(self) -> str:
@@ -71,6 +102,10 @@ class Home:
     def checkpoints(self, fingerprint: str) -> str:
         """Address of a cell's checkpoints."""
         return str(self.root / "checkpoints" / fingerprint)
+
+
+def _root(path: str | Path | None) -> Path:
+    return Path(path or os.environ.get("METATOK_HOME") or Path.home() / ".metatok").expanduser().absolute()
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from metatok.data.corpus import CorpusConfig, open_corpus
 from metatok.data.shards import ShardSet
 from metatok.data.tokenize import Progress, finish_shards, tokenize_file, tokenize_steps
-from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer
-from metatok.experiment.cells import Cell, Extend, Finetune, Pretrain, Probe, RateDistortion
+from metatok.data.tokenizer import Tokenizer, TokenizerConfig, build_tokenizer, gpt2
 from metatok.tasks.curriculum import Curriculum
 from metatok.tasks.dataset import TaskDataset, TaskDatasetConfig, build
 from metatok.tasks.registry import get_task, task_class
@@ -38,59 +37,6 @@ class ShardsConfig(BaseModel):
 
 
 InputConfig = ShardsConfig | TaskDatasetConfig
-
-
-def eval_set(cell: Finetune, eval_length: int) -> TaskDatasetConfig:
-    """The test (of a search: validation) examples of an eval length: a prompt of more than half of it, at
-    most all of it in all.
-    """
-    return _task_set(
-        cell,
-        split=cell.eval_split,
-        min_tokens=eval_length // 2,
-        max_tokens=eval_length,
-        n_examples=cell.n_test,
-    )
-
-
-def train_set(cell: Finetune) -> TaskDatasetConfig:
-    """The train examples: at most `train_length` tokens, prompt and completion together."""
-    return _task_set(
-        cell, split="train", max_tokens=cell.train_length, n_examples=cell.n_train, seed=cell.seed
-    )
-
-
-def bottleneck_set(cell: RateDistortion) -> TaskDatasetConfig:
-    """The few examples that a rate-distortion point is fitted and measured on."""
-    return _task_set(cell, split="test", max_tokens=cell.max_tokens, n_examples=cell.n_examples)
-
-
-def probe_set(cell: Probe) -> TaskDatasetConfig:
-    return eval_set(cell.base, cell.eval_length)
-
-
-def _task_set(cell: Finetune | RateDistortion, **fields: object) -> TaskDatasetConfig:
-    root = cell.root
-    shared = {
-        "task": cell.task,
-        "curriculum": cell.curriculum,
-        "tokenizer": root.tokenizer,
-        "corpus": root.corpus,
-    }
-    return TaskDatasetConfig.model_validate(shared | fields)
-
-
-def inputs_of(cell: Cell) -> Iterator[InputConfig]:
-    """Everything that `cell` reads, its ancestors' inputs left out."""
-    if isinstance(cell, Pretrain | Extend):
-        yield ShardsConfig(corpus=cell.root.corpus, tokenizer=cell.root.tokenizer)
-    elif isinstance(cell, Finetune):
-        yield train_set(cell)
-        yield from (eval_set(cell, length) for length in cell.eval_lengths)
-    elif isinstance(cell, RateDistortion):
-        yield bottleneck_set(cell)
-    elif isinstance(cell, Probe):
-        yield probe_set(cell)
 
 
 @dataclass(frozen=True)
@@ -160,6 +106,14 @@ class Inputs:
             return (self.shards_path(config) / "index.json").exists()
         return self.task_path(config).exists()
 
+    def check(self, configs: Iterable[InputConfig]) -> None:
+        """Refuse, within seconds, inputs that are not there and cannot be made. Errors: ConfigError."""
+        missing = [config for config in configs if not self.ready(config)]
+        for corpus in {config.corpus for config in missing if self.reads_corpus(config)}:
+            open_corpus(corpus)
+        if any(config.tokenizer.name == "gpt2" for config in missing):
+            gpt2()
+
 
 class TokenizerText(BaseModel):
     """What a tokenizer is made from; a ready-made encoding needs no text.
@@ -199,11 +153,6 @@ def task_text() -> Iterator[str]:
             for index in range(TOKENIZER_EXAMPLES):
                 example = task.example(phase, 0, index)
                 yield "".join(example.segments) + f" {example.completion}"
-
-
-def distinct_inputs(cells: Iterable[Cell]) -> list[InputConfig]:
-    """The inputs of all cells, each once, in the order in which they are first needed."""
-    return list(dict.fromkeys(config for cell in cells for config in inputs_of(cell)))
 
 
 def _digest(*configs: BaseModel, exclude: dict[str, set[str]] | None = None) -> str:

@@ -1,19 +1,8 @@
-"""Models: GPT-2 with learned meta-tokens, their variants and what can be done to them."""
+"""Models: GPT-2 with learned meta-tokens, their variants and what can be done to them.
 
-from metatok.model.config import VARIANTS, GPTConfig, Variant, YarnConfig
-from metatok.model.generate import Generation
-from metatok.model.gpt import GPT, Trace
-from metatok.model.interventions import Intervention
-from metatok.model.reference import dense_reference
+The stub beside this file names its public parts; each is loaded when it is first used.
+"""
 
-__all__ = [
-    "GPT",
-    "VARIANTS",
-    "GPTConfig",
-    "Generation",
-    "Intervention",
-    "Trace",
-    "Variant",
-    "YarnConfig",
-    "dense_reference",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

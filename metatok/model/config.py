@@ -122,6 +122,32 @@ class GPTConfig(BaseModel):
         """Rows of the embedding: vocab_size up to a multiple of 64, which matrix kernels like."""
         return -(-self.vocab_size // 64) * 64
 
+    def num_parameters(self, positions: bool = True) -> int:
+        """Parameters of the model, the tied embedding once; positions=False leaves out APE's table."""
+        D = self.n_embd
+        norm = 2 * D if self.bias else D
+        attention = 4 * D * D + norm + (4 * D if self.bias else 0)
+        mlp = 8 * D * D + norm + (5 * D if self.bias else 0)
+        attentions = 1 if self.extra_attention == "none" else 2
+        total = self.padded_vocab_size * D + self.n_layer * (attentions * attention + mlp) + norm
+        return total + (self.context_length * D if positions and self.position == "ape" else 0)
+
+    def flops_per_token(self, context: int, meta_fraction: float = 0.0) -> float:
+        """Forward and backward FLOPs a token at `context` tokens, `meta_fraction` of them meta tokens.
+
+        6 a parameter and 12 * n_layer * n_embd * keys for attention (PaLM, appendix B, which as nanoGPT
+        counts every key). Meta-attention's parameters and keys count for the meta tokens alone.
+        """
+        parameters: float = self.num_parameters(positions=False)
+        keys: float = context
+        if self.extra_attention == "causal":
+            keys += context
+        elif self.extra_attention == "meta":
+            without = self.model_copy(update={"extra_attention": "none"}).num_parameters(positions=False)
+            parameters -= (parameters - without) * (1 - meta_fraction)
+            keys += meta_fraction * meta_fraction * context
+        return 6 * parameters + 12 * self.n_layer * self.n_embd * keys
+
     @classmethod
     def variant(cls, name: str, **fields: Any) -> GPTConfig:
         """The named model of `VARIANTS`; `fields` are any of the other fields.

@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from metatok.model.cache import Cache
 from metatok.model.checks import check_ids, check_length, check_shapes
+from metatok.model.config import GPTConfig
 from metatok.model.interventions import Intervention
 from metatok.model.plan import find_meta_positions
 from metatok.randomness import generator
 
-if TYPE_CHECKING:
-    from metatok.model.gpt import GPT
+
+class Decoder(Protocol):
+    """What generation asks of a model: Decoder's `hidden` and `head`, and what torch's modules have."""
+
+    cfg: GPTConfig
+    token_embedding: nn.Embedding
+    training: bool
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        meta_positions: Tensor | None = None,
+        intervention: Intervention | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor: ...
+    def head(self, hidden: Tensor) -> Tensor: ...
+    def eval(self) -> Any: ...
+    def train(self, mode: bool = True) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class Generation:
 
 @torch.no_grad()
 def generate(
-    model: GPT,
+    model: Decoder,
     tokens: Tensor,
     max_new_tokens: int,
     prompt_lengths: Tensor | None = None,
@@ -109,7 +126,7 @@ def _continue(
 class _Reader:
     """Feeds tokens to a model in pieces, and keeps its cache."""
 
-    def __init__(self, model: GPT, B: int, capacity: int, intervention: Intervention | None) -> None:
+    def __init__(self, model: Decoder, B: int, capacity: int, intervention: Intervention | None) -> None:
         self.model = model
         self.intervention = intervention
         self.B, self.capacity = B, capacity
@@ -147,7 +164,9 @@ def _choose(logits: Tensor, step: int, temperature: float, top_k: int | None, se
     return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[:, 0]
 
 
-def _check_prompts(model: GPT, tokens: Tensor, max_new_tokens: int, prompt_lengths: Tensor | None) -> Tensor:
+def _check_prompts(
+    model: Decoder, tokens: Tensor, max_new_tokens: int, prompt_lengths: Tensor | None
+) -> Tensor:
     """The prompts' lengths (B,), after checking them, the prompts and that there is room."""
     check_shapes(tokens)
     B, T = tokens.shape
@@ -167,7 +186,7 @@ def _check_prompts(model: GPT, tokens: Tensor, max_new_tokens: int, prompt_lengt
     return prompt_lengths
 
 
-def _check_options(model: GPT, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
+def _check_options(model: Decoder, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
     if not 0 <= temperature < float("inf"):

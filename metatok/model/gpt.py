@@ -240,18 +240,5 @@ class GPT(nn.Module):
         return total if positions else total - sum(p.numel() for p in self.position.parameters())
 
     def flops_per_token(self, context: int, meta_fraction: float = 0.0) -> float:
-        """Forward and backward FLOPs a token at `context` tokens, `meta_fraction` of them meta tokens.
-
-        6 a parameter and 12 * n_layer * n_embd * keys for attention (PaLM, appendix B, which as nanoGPT
-        counts every key). Meta-attention's parameters and keys count for the meta tokens alone.
-        """
-        cfg = self.cfg
-        parameters: float = self.num_parameters(positions=False)
-        keys: float = context
-        if cfg.extra_attention == "causal":
-            keys += context
-        elif cfg.extra_attention == "meta":
-            extra = sum(p.numel() for n, p in self.named_parameters() if ".extra." in n)
-            parameters -= extra * (1 - meta_fraction)
-            keys += meta_fraction * meta_fraction * context
-        return 6 * parameters + 12 * cfg.n_layer * cfg.n_embd * keys
+        """As GPTConfig.flops_per_token."""
+        return self.cfg.flops_per_token(context, meta_fraction)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor
 
 from metatok.randomness import generator
+
+if TYPE_CHECKING:  # an intervention is described without torch
+    from torch import Tensor
 
 
 class Intervention(BaseModel):
@@ -75,11 +76,11 @@ class Intervention(BaseModel):
                 f"intervention '{self.label}' changes the position at meta tokens, but a nope or alibi model "
                 f"has none at a token; use zero_embedding alone, or an ape, rope or yarn model"
             )
-        changed = torch.zeros_like(code)
+        changed = code.new_zeros(code.shape)
         if self.position_noise:
             noise = noise_table(self.noise_seed, limit, code.size(-1)).to(code.device, code.dtype)
             changed = code + self.position_noise * noise[positions]
-        return torch.where(is_meta[..., None], changed, code)
+        return changed.where(is_meta[..., None], code)
 
     def on_embedding(self, embedding: Tensor, is_meta: Tensor) -> Tensor:
         """Token embeddings (B, T, D) with those of the meta tokens changed. is_meta (B, T): bool."""
@@ -94,5 +95,7 @@ def noise_table(seed: int, n: int, width: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _noise_table(seed: int, n: int, width: int) -> Tensor:
+    import torch
+
     rows = [generator(seed, "position_noise", p).standard_normal(width, dtype=np.float32) for p in range(n)]
     return torch.from_numpy(np.stack(rows))

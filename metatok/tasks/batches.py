@@ -95,6 +95,28 @@ def collate(dataset: TaskDataset, indices: np.ndarray) -> Batch:
     return Batch(*(torch.from_numpy(np.array(array, dtype=np.int64)) for array in arrays))
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """What is asked, and the answers' first tokens; torch int64.
+
+    tokens (B, T): prompts and what follows them. lengths (B,): of the prompts. meta_positions (B, M): padded
+    with -1. answers (B,): first answer tokens.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    meta_positions: torch.Tensor
+    answers: torch.Tensor
+
+
+def prompts(batch: Batch) -> Prompts:
+    """The prompts of a batch, for who looks at a model just before it answers."""
+    scored = batch.targets >= 0  # (B, T)
+    first = scored.int().argmax(dim=1)  # (B,): the prompt's last position
+    answers = batch.targets.gather(1, first[:, None]).squeeze(1)
+    return Prompts(batch.tokens, first + 1, batch.meta_positions, answers)
+
+
 def _meta_positions(is_meta: np.ndarray) -> np.ndarray:
     """Column numbers of the True entries of each row of (B, T), (B, M), right-padded with -1."""
     counts = is_meta.sum(axis=1)  # (B,)

@@ -1,19 +1,8 @@
-"""The one training loop and what it trains on: corpus blocks or task examples."""
+"""The one training loop and what it trains on: corpus blocks or task examples.
 
-from metatok.training.checkpoints import Checkpoint, CheckpointStore
-from metatok.training.finetune import finetune
-from metatok.training.loop import LoopSettings, LoopState, train
-from metatok.training.optim import OptimConfig
-from metatok.training.pretrain import pretrain, validation_loss
+The stub beside this file names its public parts; each is loaded when it is first used.
+"""
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointStore",
-    "LoopSettings",
-    "LoopState",
-    "OptimConfig",
-    "finetune",
-    "pretrain",
-    "train",
-    "validation_loss",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

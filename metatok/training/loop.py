@@ -22,7 +22,7 @@ from metatok.data.injection import IGNORE
 from metatok.errors import ConfigError
 from metatok.model import GPT
 from metatok.randomness import torch_seed
-from metatok.training.optim import OptimConfig, adamw
+from metatok.training.optim import OptimConfig
 
 T = TypeVar("T")
 Precision = str  # "fp32" or "bf16" (autocast)
@@ -93,6 +93,16 @@ def agreed(mine: T) -> T:
     values = [mine]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over the model's parameters: weight decay on matrices and embeddings only, fused kernel."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
 def token_loss(module: nn.Module, batch: Batch, precision: Precision, device: str) -> Tensor:

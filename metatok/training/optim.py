@@ -1,13 +1,11 @@
-"""AdamW and the learning-rate schedule."""
+"""What AdamW and its learning-rate schedule are to be."""
 
 from __future__ import annotations
 
 import math
 from typing import Self
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
 
 
 class OptimConfig(BaseModel):
@@ -49,13 +47,3 @@ class OptimConfig(BaseModel):
         progress = min((step - self.warmup_steps) / max(decay_steps - self.warmup_steps, 1), 1.0)
         cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.min_learning_rate + cosine * (self.learning_rate - self.min_learning_rate)
-
-
-def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters: weight decay on matrices and embeddings only, fused kernel."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)

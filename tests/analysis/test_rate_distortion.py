@@ -7,14 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.distributions import Normal, kl_divergence
 
-from metatok.analysis.rate_distortion import (
-    BETAS,
-    Bottleneck,
-    RateDistortionConfig,
-    fit,
-    kl_to_prior,
-    site_states,
-)
+from metatok.analysis import BETAS, RateDistortionConfig, fit, site_states
+from metatok.analysis.rate_distortion import Bottleneck, kl_to_prior
 from metatok.errors import ConfigError
 
 from .conftest import PLACES

@@ -13,7 +13,7 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (here once, not in 
 import torch
 
 from metatok.experiment import Cell, Home, Ledger
-from metatok.experiment.execute import Progress
+from metatok.experiment.execution import Progress
 
 from . import tiny
 

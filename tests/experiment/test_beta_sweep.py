@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from metatok.experiment import Home, Pretrain, RateDistortion
-from metatok.experiment.context import Context
-from metatok.experiment.runners import run_cell
+from metatok.experiment.design import Context
 from metatok.model import GPT
 from metatok.tasks import Curriculum
 
@@ -17,7 +16,7 @@ def test_cells_that_share_give_what_they_give_alone(
     home: Home, new_cell: Callable[..., Pretrain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = new_cell(steps=2)
-    run_cell(base, Context(home, tiny.SETTINGS))
+    base.run(Context(home, tiny.SETTINGS))
     cells = [
         RateDistortion(
             base=base,
@@ -42,7 +41,7 @@ def test_cells_that_share_give_what_they_give_alone(
 
     monkeypatch.setattr(GPT, "hidden", hidden)
     together = Context(home, tiny.SETTINGS)
-    shared = [run_cell(cell, together).metrics for cell in cells]
+    shared = [cell.run(together).metrics for cell in cells]
     assert len(passes) == 1
-    assert shared == [run_cell(cell, Context(home, tiny.SETTINGS)).metrics for cell in cells]
+    assert shared == [cell.run(Context(home, tiny.SETTINGS)).metrics for cell in cells]
     assert len(passes) == 1 + len(cells)

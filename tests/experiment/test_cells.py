@@ -22,8 +22,7 @@ from metatok.experiment import (
     RateDistortion,
     get_preset,
 )
-from metatok.experiment.cells import KINDS, cell_from_json
-from metatok.experiment.settings import RunSettings
+from metatok.experiment.design import RunSettings, all_kinds, cell_from_json
 from metatok.model import GPTConfig, Intervention
 from metatok.tasks import Curriculum
 
@@ -168,7 +167,7 @@ def test_a_changed_copy_has_a_fingerprint_of_its_own() -> None:
 
 
 def test_how_a_cell_is_run_is_not_part_of_it() -> None:
-    fields = {name for kind in KINDS for name in kind.model_fields}
+    fields = {name for kind in all_kinds() for name in kind.model_fields}
     assert not fields & set(RunSettings.model_fields)
 
 
@@ -183,7 +182,7 @@ def test_fingerprints_depend_on_neither_the_order_of_fields_nor_the_process() ->
     shuffled = [json.dumps(reversed_keys(json.loads(cell.model_dump_json()))) for cell in cells]
     assert [cell_from_json(text).fingerprint for text in shuffled] == [cell.fingerprint for cell in cells]
     code = (
-        "import sys; from metatok.experiment.cells import cell_from_json\n"
+        "import sys; from metatok.experiment.design import cell_from_json\n"
         "for line in sys.stdin: print(cell_from_json(line).fingerprint)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(ROOT)}

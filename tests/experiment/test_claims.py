@@ -15,9 +15,9 @@ import pytest
 from mlflow.entities import Metric
 
 from metatok.experiment import Home, Ledger, Pretrain
-from metatok.experiment.cells import KINDS
-from metatok.experiment.ledger import flat_params
-from metatok.experiment.run import CellRun
+from metatok.experiment.design import all_kinds
+from metatok.experiment.ledger.ledger import flat_params
+from metatok.experiment.ledger.run import CellRun
 
 from . import children, tiny
 
@@ -169,7 +169,7 @@ def test_a_living_owner_is_waited_for(
 def test_who_counts_as_alive(
     owner: str, age: int, alive: bool, ledger: Ledger, new_cell: NewCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metatok.experiment.owner.WATCH_SECONDS", 0.5)
+    monkeypatch.setattr("metatok.experiment.ledger.owner.WATCH_SECONDS", 0.5)
     cell = new_cell()
     run = tiny.claimed(ledger, cell)
     run._stop.set()
@@ -250,4 +250,4 @@ def test_eight_processes_may_open_a_fresh_home_at_once(
         opener.join(60)
     assert answers[0] is not None
     assert answers == [answers[0]] * 8
-    assert len(answers[0]) == len(KINDS)
+    assert len(answers[0]) == len(all_kinds())

@@ -24,10 +24,8 @@ from metatok.experiment import (
     RateDistortion,
     RunRecord,
 )
-from metatok.experiment.context import Context, Metrics
-from metatok.experiment.execute import Progress
-from metatok.experiment.runners import run_cell
-from metatok.experiment.settings import RunSettings
+from metatok.experiment.design import Context, Metrics, RunSettings
+from metatok.experiment.execution import Progress
 from metatok.model import Intervention
 
 from . import children, tiny
@@ -63,7 +61,7 @@ class Undisturbed:
 
     def run(self, cell: Cell) -> None:
         self.curves = {}
-        outcome = run_cell(cell, Context(self.home, self.settings, on_log=self._log))
+        outcome = cell.run(Context(self.home, self.settings, on_log=self._log))
         last = {name: points[-1][1] for name, points in self.curves.items()}
         del last["tokens_per_second"]
         self.metrics = last | outcome.metrics
@@ -340,9 +338,9 @@ def test_a_frozen_model_is_loaded_once_for_cells_in_a_row(
     first, second = new_cell(steps=2), new_cell(steps=2)
     tiny.run([first, second], ledger, home)
     context = Context(home, tiny.SETTINGS)
-    model = context.frozen_model(first)
-    assert context.frozen_model(first) is model
+    model = first.frozen_model(context)
+    assert first.frozen_model(context) is model
     assert not model.training
     assert not any(p.requires_grad for p in model.parameters())
-    assert context.frozen_model(second) is not model
-    assert context.frozen_model(first) is not model  # only the last one is kept
+    assert second.frozen_model(context) is not model
+    assert first.frozen_model(context) is not model  # only the last one is kept

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from metatok.experiment import Home, Ledger, Pretrain
 from metatok.experiment.__main__ import main
-from metatok.experiment.context import Context
+from metatok.experiment.design import Context
 
 from . import tiny
 
@@ -19,7 +19,7 @@ def test_a_run_is_exported_by_name_or_fingerprint(
 ) -> None:
     cell = new_cell()
     tiny.run([cell], ledger, home)
-    model = Context(home, tiny.SETTINGS).load_model(cell)
+    model = cell.load_model(Context(home, tiny.SETTINGS))
     for name in (cell.slug, cell.fingerprint[:10]):
         out = tmp_path / name
         assert main(["export", name, "--out", str(out), "--home", str(home.root)]) == 0

@@ -12,8 +12,9 @@ import pytest
 from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home, Ledger
 from metatok.experiment.__main__ import main
-from metatok.experiment.gc import leftovers
-from metatok.experiment.inputs import Inputs, distinct_inputs
+from metatok.experiment.design import distinct_inputs
+from metatok.experiment.inputs import Inputs
+from metatok.experiment.ledger.gc import leftovers
 
 from . import children, tiny
 

@@ -7,16 +7,9 @@ import pytest
 
 from metatok.data.corpus import CorpusConfig
 from metatok.experiment import Ablate, Efficiency, Extend, Home, Probe, RateDistortion
-from metatok.experiment.inputs import (
-    Inputs,
-    ShardsConfig,
-    bottleneck_set,
-    distinct_inputs,
-    eval_set,
-    inputs_of,
-    probe_set,
-    train_set,
-)
+from metatok.experiment.design import distinct_inputs
+from metatok.experiment.design.kinds.finetune import eval_set, train_set
+from metatok.experiment.inputs import Inputs, ShardsConfig
 from metatok.model import Intervention
 
 from . import tiny
@@ -55,7 +48,7 @@ def test_all_models_seeds_and_train_lengths_answer_the_same_test_examples() -> N
     assert len({eval_set(cell, 64) for cell in cells}) == 1
     assert len({train_set(cell) for cell in cells}) == 4  # of seeds and train lengths
     probe = Probe(base=cells[0], analysis="residual", eval_length=64)
-    assert probe_set(probe) == eval_set(cells[0], 64)
+    assert list(probe.inputs()) == [eval_set(cells[0], 64)]
 
 
 def test_what_is_prepared_is_what_cells_read() -> None:
@@ -63,9 +56,9 @@ def test_what_is_prepared_is_what_cells_read() -> None:
     tuned = tiny.finetune(base)
     point = RateDistortion(base=base, site="meta", beta=0.1, max_tokens=64)
     shards = ShardsConfig(corpus=base.corpus, tokenizer=base.tokenizer)
-    assert list(inputs_of(base)) == list(inputs_of(Extend(base=base, scale=2))) == [shards]
-    assert list(inputs_of(tuned)) == [train_set(tuned), eval_set(tuned, 64), eval_set(tuned, 96)]
-    assert list(inputs_of(point)) == [bottleneck_set(point)]
+    assert list(base.inputs()) == list(Extend(base=base, scale=2).inputs()) == [shards]
+    assert list(tuned.inputs()) == [train_set(tuned), eval_set(tuned, 64), eval_set(tuned, 96)]
+    assert list(point.inputs()) == [point.examples()]
     cells = [
         base,
         tuned,

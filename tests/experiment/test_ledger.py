@@ -16,10 +16,9 @@ from mlflow.tracking import MlflowClient
 
 from metatok.errors import ConfigError
 from metatok.experiment import Home, Ledger, Pretrain, get_preset
-from metatok.experiment.cells import KINDS, cell_from_json
-from metatok.experiment.ledger import flat_params
-from metatok.experiment.owner import owner_of_this_process
-from metatok.experiment.plan import with_ancestors
+from metatok.experiment.design import cell_from_json, kind_names, with_ancestors
+from metatok.experiment.ledger.ledger import flat_params
+from metatok.experiment.ledger.owner import owner_of_this_process
 
 from . import tiny
 
@@ -87,7 +86,7 @@ def test_all_runs_of_an_experiment_have_the_same_columns(preset: str) -> None:
         assert all(isinstance(value, str) and len(value) <= 6000 for value in params.values())
         assert len(params) <= 100
     absent = {"candidate"} | ({"published"} if preset == "smoke" else set())  # searches, published models
-    assert columns.keys() == {kind.model_fields["kind"].default for kind in KINDS} - absent
+    assert columns.keys() == set(kind_names()) - absent
 
 
 def test_a_deleted_experiment_is_told_with_the_ways_out(fresh_home: Home) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from metatok.experiment import Cell, Home, Ledger, Pretrain, RunRecord
-from metatok.experiment.context import Context
-from metatok.experiment.runners import run_cell
+from metatok.experiment.design import Context
 
 from . import children, tiny
 
@@ -40,7 +39,7 @@ def test_the_next_attempt_takes_half_the_micro_batch(
         assert tiny.run([cell], ledger, home, settings=settings) == ["finished"]
     run = run_of(ledger, cell)
     assert run.tags["out_of_memory"] == "earlier"
-    whole = run_cell(cell, Context(fresh_home, tiny.SETTINGS)).metrics
+    whole = cell.run(Context(fresh_home, tiny.SETTINGS)).metrics
     assert run.metrics["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-4)
 
 

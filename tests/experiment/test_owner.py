@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from metatok.experiment import Home, Ledger, Pretrain
-from metatok.experiment.execute import Progress
-from metatok.experiment.run import CellRun, ClaimLost
+from metatok.experiment.execution import Progress
+from metatok.experiment.ledger.run import CellRun, ClaimLost
 
 from . import children, tiny
 
@@ -55,7 +55,7 @@ def taken_over(ledger: Ledger, cell: Pretrain, processes: ForkServerContext, ste
 def test_an_owner_that_beats_again_is_left_alone(
     ledger: Ledger, new_cell: NewCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metatok.experiment.owner.WATCH_SECONDS", 2.0)
+    monkeypatch.setattr("metatok.experiment.ledger.owner.WATCH_SECONDS", 2.0)
     cell = new_cell()
     run = tiny.claimed(ledger, cell)
     run._stop.set()
@@ -104,7 +104,7 @@ def test_a_cell_that_is_lost_in_the_middle_is_left_to_its_new_owner(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("metatok.experiment.run.HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr("metatok.experiment.ledger.run.HEARTBEAT_SECONDS", 0.2)
     cell = new_cell()
 
     def lose(progress: Progress) -> None:
@@ -122,7 +122,7 @@ def test_a_cell_that_is_lost_in_the_middle_is_left_to_its_new_owner(
 def test_a_run_that_appears_late_is_waited_out_and_leaves_nothing(
     ledger: Ledger, new_cell: NewCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metatok.experiment.owner.WATCH_SECONDS", 0.5)
+    monkeypatch.setattr("metatok.experiment.ledger.owner.WATCH_SECONDS", 0.5)
     cell = new_cell()
     first = tiny.claimed(ledger, cell)
     first.release()

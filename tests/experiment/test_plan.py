@@ -6,19 +6,9 @@ import pytest
 
 from metatok.data.corpus import CorpusConfig
 from metatok.experiment import Ablate, Cell, Efficiency, Extend, Finetune, Home, Pretrain, Probe, get_preset
-from metatok.experiment.inputs import Inputs, ShardsConfig, distinct_inputs
-from metatok.experiment.plan import (
-    STAGES,
-    Cost,
-    checkpoint_disk,
-    cost,
-    input_disk,
-    places,
-    stage_of,
-    trials,
-    with_ancestors,
-)
-from metatok.experiment.settings import RunSettings
+from metatok.experiment.design import Cost, RunSettings, distinct_inputs, stages, trials, with_ancestors
+from metatok.experiment.design.plan import input_disk, places
+from metatok.experiment.inputs import Inputs, ShardsConfig
 from metatok.model import GPT, Intervention
 
 from . import tiny
@@ -131,18 +121,18 @@ def test_trials_hold_every_cell_of_a_preset_once_and_can_be_run_in_their_order(s
 
 
 def test_stages_are_the_sweeps_scripts() -> None:
-    stages = {stage_of(cell) for cell in get_preset("smoke").cells()}
-    assert stages == set(STAGES) - {"search"}
+    made = {cell.stage for cell in get_preset("smoke").cells()}
+    assert made == set(stages()) - {"search"}
 
 
 def test_the_papers_pretraining_costs_what_the_paper_says() -> None:
     cells = {c.labels["model"]: c for c in get_preset("paper").cells() if isinstance(c, Pretrain)}
     for cell in cells.values():
-        assert cost(cell).tokens == 98_304_000_000  # 200,000 steps of 480 x 1024
-    plain = cost(cells["gpt2_ape"])
+        assert cell.cost().tokens == 98_304_000_000  # 200,000 steps of 480 x 1024
+    plain = cells["gpt2_ape"].cost()
     # GPT-2 small: 124M parameters; 6 a parameter without the position table, 12 * layers * width * keys.
     assert plain.flops == pytest.approx((6 * 123.6e6 + 12 * 12 * 768 * 1024) * 98.304e9, rel=0.01)
-    meta = cost(cells["meta_ape"])
+    meta = cells["meta_ape"].cost()
     assert meta.disk - plain.disk == pytest.approx(4 * 28.3e6, rel=0.01)  # its own projections, as fp32
     assert plain.flops < meta.flops < 1.03 * plain.flops  # a tenth of the tokens goes through them
     # 8.4e19 FLOPs at 40% of 312 TFLOP/s.
@@ -154,17 +144,17 @@ def test_costs_of_the_other_kinds() -> None:
     base = tiny.pretrain()
     per_token = GPT(base.model).flops_per_token
     extended = Extend(base=base, scale=4, batch_size=2, steps=5)
-    assert cost(extended).tokens == 5 * 2 * 384
-    assert cost(extended).flops == pytest.approx(per_token(384, 0.1) * 5 * 2 * 384)
+    assert extended.cost().tokens == 5 * 2 * 384
+    assert extended.cost().flops == pytest.approx(per_token(384, 0.1) * 5 * 2 * 384)
     tuned = tiny.finetune(base, steps=7, batch_size=6, train_length=64, n_test=12, eval_lengths=(64, 96))
     scoring = 12 * (64 * per_token(64) + 96 * per_token(96)) / 3
-    assert cost(tuned).tokens == 7 * 6 * 64
-    assert cost(tuned).flops == pytest.approx(per_token(64) * 7 * 6 * 64 + scoring)
-    assert cost(tuned).disk == 4 * GPT(base.model).num_parameters()
-    ablated = cost(Ablate(base=tuned, intervention=Intervention(zero_embedding=True)))
+    assert tuned.cost().tokens == 7 * 6 * 64
+    assert tuned.cost().flops == pytest.approx(per_token(64) * 7 * 6 * 64 + scoring)
+    assert tuned.cost().disk == 4 * GPT(base.model).num_parameters()
+    ablated = Ablate(base=tuned, intervention=Intervention(zero_embedding=True)).cost()
     assert (ablated.tokens, ablated.disk) == (0, 0)
     assert ablated.flops == pytest.approx(scoring)
-    assert cost(Efficiency(model=base.model)).flops > 0
+    assert Efficiency(model=base.model).cost().flops > 0
 
 
 def test_costs_add_up() -> None:
@@ -187,10 +177,10 @@ def test_step_checkpoints_hold_the_optimiser_too() -> None:
     parameters = GPT(cell.model).num_parameters()
     settings = RunSettings(checkpoint_every=10, keep_checkpoints=2)
     # Weights and two moments, fp32; a third checkpoint is written before the first goes.
-    assert checkpoint_disk(cell, settings) == 3 * 4 * parameters * 3
-    assert checkpoint_disk(tiny.pretrain(steps=11), settings) == 3 * 4 * parameters
-    assert checkpoint_disk(tiny.pretrain(steps=10), settings) == 0  # the final one has weights alone
-    assert checkpoint_disk(Efficiency(model=cell.model), settings) == 0
+    assert cell.checkpoint_disk(settings) == 3 * 4 * parameters * 3
+    assert tiny.pretrain(steps=11).checkpoint_disk(settings) == 3 * 4 * parameters
+    assert tiny.pretrain(steps=10).checkpoint_disk(settings) == 0  # the final one has weights alone
+    assert Efficiency(model=cell.model).checkpoint_disk(settings) == 0
 
 
 def test_sizes_of_inputs_are_near_the_truth(home: Home) -> None:

@@ -20,8 +20,7 @@ from metatok.experiment import (
     RateDistortion,
     get_preset,
 )
-from metatok.experiment.plan import STAGES, stage_of, with_ancestors
-from metatok.experiment.settings import RunSettings
+from metatok.experiment.design import RunSettings, stages, with_ancestors
 from metatok.model import Intervention
 
 
@@ -42,8 +41,8 @@ def of(kind: type[Cell], preset: Preset) -> list[Any]:
 def test_every_preset_makes_cells_of_every_stage(name: str) -> None:
     preset = get_preset(name)
     assert preset.name == name
-    counts = Counter(stage_of(cell) for cell in preset.cells())
-    assert set(counts) == set(STAGES) - {"search"}
+    counts = Counter(cell.stage for cell in preset.cells())
+    assert set(counts) == set(stages()) - {"search"}
     assert len(fingerprints(preset)) == len(with_ancestors(preset.cells()))
 
 

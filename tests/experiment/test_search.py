@@ -6,12 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from metatok.experiment import Finetune, Ledger, Preset, get_preset
-from metatok.experiment.cells import model_name
-from metatok.experiment.context import Context
-from metatok.experiment.execute import run_cells
-from metatok.experiment.inputs import eval_set
-from metatok.experiment.plan import with_ancestors
-from metatok.experiment.search import Choice, SearchSettings, search, without_setting
+from metatok.experiment.design import Choice, Context, SearchSettings, candidates, with_ancestors
+from metatok.experiment.design.kinds.finetune import eval_set
+from metatok.experiment.execution import run_cells
+from metatok.experiment.ledger.search import search, without_setting
 
 GROUP = ("meta_ape", "parity")
 NINE = SearchSettings(candidates=9, learning_rates=(1e-4, 1e-2), step_factors=(0.5, 1.0, 2.0))
@@ -38,7 +36,7 @@ def test_the_best_third_stays_and_of_equals_the_one_tried_first():
 
 def test_candidates_are_scored_on_the_validation_split_alone():
     preset = get_preset("smoke")
-    cells = preset.candidates({GROUP: NINE.draw(*GROUP)}, share=0.5)[GROUP].values()
+    cells = candidates(preset, {GROUP: NINE.draw(*GROUP)}, share=0.5)[GROUP].values()
     sets = {eval_set(cell, length) for cell in cells for length in cell.eval_lengths}
     assert [s.split for s in sets] == ["validation"]
     assert len({cell.fingerprint for cell in cells}) == 9
@@ -113,7 +111,7 @@ def test_a_search_goes_round_by_round_and_its_best_is_what_the_fine_tune_trains_
         assert search(preset, ledger)[1] == unfinished
         run_cells(with_ancestors(unfinished.cells), ledger, context, {})
         assert (unfinished.number, unfinished.of) == (len(rounds) + 1, 2)
-        assert not any(context.store(cell).steps() for cell in unfinished.cells)
+        assert not any(cell.store(context).steps() for cell in unfinished.cells)
         rounds.append(unfinished.cells)
     first, last = rounds
     assert sorted(cell.steps for cell in first) == [2, 2, 4, 4]
@@ -155,7 +153,7 @@ def test_where_every_candidate_fails_what_waits_for_one_is_left_out(fresh_home):
     preset = small_preset()
     preset = preset.model_copy(update={"models": ("meta_ape", "meta_rope"), "stages": ("finetune", "ablate")})
     ledger, context = Ledger.open(fresh_home), Context(fresh_home, preset.run)
-    base = next(cell.base for cell in search(preset, ledger)[1].cells if model_name(cell) == "meta_ape")
+    base = next(cell.base for cell in search(preset, ledger)[1].cells if cell.model_name == "meta_ape")
     failed = {base.fingerprint}  # and with it each candidate that builds on it
     while (unfinished := search(preset, ledger, failed=failed)[1]) is not None:
         run_cells([c for c in with_ancestors(unfinished.cells) if c.root != base], ledger, context, {})

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from metatok.experiment import Home, Ledger, Pretrain
-from metatok.experiment.execute import Progress
-from metatok.experiment.run import CellRun
+from metatok.experiment.execution import Progress
+from metatok.experiment.ledger.run import CellRun
 
 from . import tiny
 
@@ -131,7 +131,7 @@ def test_training_goes_on_whatever_the_server_does(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.uri)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{proxy.TIMEOUT:.0f}")
-    monkeypatch.setattr("metatok.experiment.run.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("metatok.experiment.ledger.run.FLUSH_SECONDS", 0.0)
     ledger, cell = Ledger.open(fresh_home), new_cell(steps=40)
     moments: dict[int, float] = {}
 
@@ -163,7 +163,7 @@ def test_nothing_is_lost_while_the_server_is_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    monkeypatch.setattr("metatok.experiment.run.FLUSH_SECONDS", 0.5)
+    monkeypatch.setattr("metatok.experiment.ledger.run.FLUSH_SECONDS", 0.5)
     ledger, cell, later = Ledger.open(fresh_home), new_cell(), new_cell()
     run = ledger.claim(cell, tiny.TAGS)
     assert run is not None

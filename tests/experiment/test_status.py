@@ -8,9 +8,9 @@ import pytest
 from metatok.errors import ConfigError
 from metatok.experiment import Cell, Efficiency, Home, Ledger, Preset, Pretrain, get_preset
 from metatok.experiment.__main__ import main
-from metatok.experiment.plan import with_ancestors
-from metatok.experiment.standing import Standing, Turn, machine_seconds
-from metatok.experiment.status import choose_sweep, standing_of
+from metatok.experiment.design import with_ancestors
+from metatok.experiment.ledger.standing import Standing, Turn, machine_seconds
+from metatok.experiment.ledger.status import choose_sweep, standing_of
 
 from . import children, tiny
 
@@ -171,7 +171,7 @@ def test_both_ways_to_the_summaries_agree(
     deleted.finish({})
     ledger.client.delete_run(deleted.run_id)
     from_tables = ledger.summaries()
-    monkeypatch.setattr("metatok.experiment.ledger.is_server", lambda uri: True)
+    monkeypatch.setattr("metatok.experiment.ledger.ledger.is_server", lambda uri: True)
     assert {r.run_id: r for r in from_tables} == {r.run_id: r for r in ledger.summaries()}
     assert run.run_id in {r.run_id for r in from_tables}
     assert deleted.run_id not in {r.run_id for r in from_tables}

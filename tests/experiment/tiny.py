@@ -9,10 +9,9 @@ import torch
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
 from metatok.experiment import Cell, Finetune, Home, Ledger, Pretrain
-from metatok.experiment.context import Context
-from metatok.experiment.execute import OnProgress, Status, run_cells
-from metatok.experiment.run import CellRun
-from metatok.experiment.settings import RunSettings
+from metatok.experiment.design import Context, RunSettings
+from metatok.experiment.execution import OnProgress, Status, run_cells
+from metatok.experiment.ledger.run import CellRun
 from metatok.model import VARIANTS, GPTConfig
 from metatok.tasks import Curriculum
 from metatok.training import OptimConfig, loop

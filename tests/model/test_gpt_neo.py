@@ -12,12 +12,15 @@ from metatok.data.tokenizer import TokenizerConfig, gpt2
 from metatok.errors import ConfigError
 from metatok.evaluation.accuracy import evaluate
 from metatok.experiment import Finetune, Home, get_preset
-from metatok.experiment.cells import Published, cell_from_json
-from metatok.experiment.context import Context
-from metatok.experiment.inputs import inputs_of
-from metatok.experiment.plan import cost, stage_of, trials, unreachable, with_ancestors
-from metatok.experiment.runners import run_cell
-from metatok.experiment.settings import RunSettings
+from metatok.experiment.design import (
+    Context,
+    Published,
+    RunSettings,
+    cell_from_json,
+    trials,
+    unreachable,
+    with_ancestors,
+)
 from metatok.model import GPTConfig, Intervention, gpt_neo
 from metatok.model.gpt_neo import GPT_NEO_125M, GPTNeo, check_published
 from metatok.tasks.curriculum import Curriculum
@@ -147,12 +150,12 @@ def test_a_published_model_is_a_root_like_any_other() -> None:
     assert cell.root == base
     assert cell.labels == {"model": "gpt_neo_125m", "task": "parity", "train_length": 48, "seed": 3}
     assert base.labels == {"model": "gpt_neo_125m", "seed": 0}
-    assert stage_of(base) == "pretrain"
-    assert not list(inputs_of(base))
-    assert {config.tokenizer for config in inputs_of(cell)} == {TokenizerConfig()}
+    assert base.stage == "pretrain"
+    assert not list(base.inputs())
+    assert {config.tokenizer for config in cell.inputs()} == {TokenizerConfig()}
     assert [trial.distributed for trial in trials([base, cell], share_trainer=True)] == [False, False]
-    assert cost(base).tokens == cost(base).flops == 0
-    assert cost(base).disk == pytest.approx(4 * 125.2e6, rel=0.01)
+    assert base.cost().tokens == base.cost().flops == 0
+    assert base.cost().disk == pytest.approx(4 * 125.2e6, rel=0.01)
     with pytest.raises(ValueError, match="eval_lengths"):
         finetuned(base, eval_lengths=(4096,))
 
@@ -166,17 +169,17 @@ def test_its_weights_are_fetched_stored_and_fine_tuned(
     monkeypatch.setattr(gpt_neo, "check_published", lambda: None)
     context = Context(Home.open(tmp_path / "home"), RunSettings())
     base = Published()
-    outcome = run_cell(base, context)
-    assert outcome.checkpoint == f"{context.store(base).uri}/step-0"
-    loaded = context.load_model(base)
+    outcome = base.run(context)
+    assert outcome.checkpoint == f"{base.store(context).uri}/step-0"
+    loaded = base.load_model(context)
     assert isinstance(loaded, GPTNeo)
     tokens = torch.randint(0, 50257, (1, 12))
     theirs = GPTNeoForCausalLM.from_pretrained(tmp_path / "hub")
     torch.testing.assert_close(loaded(tokens)[..., :50257], theirs(tokens).logits, atol=1e-4, rtol=1e-4)
 
     first = finetuned(base)
-    assert run_cell(first, context).metrics["n/48"] == 10
-    assert run_cell(finetuned(first, train_length=64), context).metrics["n/48"] == 10
+    assert first.run(context).metrics["n/48"] == 10
+    assert finetuned(first, train_length=64).run(context).metrics["n/48"] == 10
 
 
 def test_the_paper_preset_alone_has_it() -> None:

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from metatok.experiment import Cell, Finetune, Home, Ledger, Preset
-from reports.build_tables import Report, build_report
-from reports.exhibit import Exhibit
+from reports.exhibits.exhibit import Exhibit
+from reports.report import Report, build_report
 
 from .ledgers import all_cells, right, small_preset, write
 

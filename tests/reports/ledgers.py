@@ -18,7 +18,7 @@ from metatok.experiment import (
     RateDistortion,
     get_preset,
 )
-from metatok.experiment.plan import with_ancestors
+from metatok.experiment.design import with_ancestors
 
 N = 40
 FULL = {("list_recall", 0): 10, ("list_recall", 1): 20, ("parity", 0): 30, ("parity", 1): 30}

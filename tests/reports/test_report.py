@@ -7,10 +7,10 @@ from scipy.stats import t as student
 from statsmodels.stats.proportion import proportion_confint
 
 from metatok.experiment import Ledger, get_preset
-from reports.exhibit import DASH, OVER_CONTEXT, Entry
-from reports.render import latex, markdown
-from reports.results import Key, Results
-from reports.source import read_runs, select
+from reports.exhibits.exhibit import DASH, OVER_CONTEXT, Entry
+from reports.rendering.render import latex, markdown
+from reports.source.results import Key, Results
+from reports.source.runs import read_runs, select
 
 from .conftest import Small
 from .ledgers import N
@@ -180,7 +180,7 @@ def test_a_sweep_with_overridden_fields_expects_what_it_has(small: Small):
     assert len(explicit.expected)
     runs = read_runs(ledger).assign(preset="smoke")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reports.source.read_runs", lambda ledger: runs)
+        patch.setattr("reports.source.runs.read_runs", lambda ledger: runs)
         selection = select(ledger, "smoke")
     assert selection.overridden
     assert selection.expected.empty

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import cli
+from sweeps.engine import cli
 from tests.sweeps.conftest import ROOT, environment, script
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from metatok.experiment import Home, Ledger, Pretrain
-from metatok.experiment.context import Context
-from metatok.experiment.execute import run_cells
-from metatok.experiment.plan import with_ancestors
-from sweeps.cli import parse
+from metatok.experiment.design import Context, with_ancestors
+from metatok.experiment.execution import run_cells
+from sweeps.engine.cli import parse
 from tests.sweeps.conftest import ROOT, SMALLEST, environment, script
 
 # A fine-tune that needs one CPU, an extension that needs both, and a fine-tune of the extension.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from metatok.experiment import Home, Ledger
-from metatok.experiment.cells import KINDS
+from metatok.experiment.design import kind_names
 from metatok.experiment.ledger import RunRecord
 from tests.sweeps.conftest import ROOT, SMALLEST, environment, script, write_readmes_task
 
@@ -21,7 +21,7 @@ TASKS = ("list_recall", "segment_counting", "parity", "copying")
 
 
 def records(ledger: Ledger, status: str | None) -> list[RunRecord]:
-    kinds = [kind.model_fields["kind"].default for kind in KINDS]
+    kinds = list(kind_names())
     return [record for kind in kinds for record in ledger.records(kind, status)]
 
 

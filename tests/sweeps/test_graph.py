@@ -7,8 +7,8 @@ import pytest
 from ray.tune.search import Searcher
 
 from metatok.experiment import Cell, Efficiency, Home, Ledger, get_preset
-from metatok.experiment.plan import with_ancestors
-from sweeps.graph import Graph
+from metatok.experiment.design import with_ancestors
+from sweeps.engine.graph import Graph
 
 SEEDS = itertools.count()
 

@@ -14,8 +14,9 @@ from metatok.data.tokenize import Progress
 from metatok.data.tokenizer import TokenizerConfig
 from metatok.errors import ConfigError
 from metatok.experiment import Cell, Home
+from metatok.experiment.design import distinct_inputs
 from metatok.experiment.inputs import Inputs, ShardsConfig
-from sweeps.inputs import InputsView, check_inputs, prepare_inputs
+from sweeps.engine.inputs import InputsView, prepare_inputs
 from tests.experiment import tiny
 
 
@@ -41,7 +42,7 @@ def test_a_dirty_corpus_is_prepared_once_and_told(
     (folder / "b.json.gz").write_bytes(gzip.compress(good.encode())[:-20])
     home = Home.open(tmp_path / "home")
     wanted = cells(source="files", paths=(str(folder),), validation_fraction=0.2)
-    check_inputs(wanted, home)
+    Inputs(home.datasets).check(distinct_inputs(wanted))
     prepare_inputs(wanted, home)
     told = capsys.readouterr().out
     for problem in ("1 broken JSON line", "1 no text field", "1 NUL characters (kept)", "(EOFError)"):
@@ -68,12 +69,12 @@ def test_a_hub_out_of_reach_matters_only_where_text_is_missing(
     home = Home.open(tmp_path)
     wanted = cells(source="c4")
     with pytest.raises(ConfigError, match="out of reach"):
-        check_inputs(wanted, home)
+        Inputs(home.datasets).check(distinct_inputs(wanted))
     root = wanted[0].root
     shards = Inputs(home.datasets).shards_path(ShardsConfig(corpus=root.corpus, tokenizer=root.tokenizer))
     shards.mkdir(parents=True)
     (shards / "index.json").write_text("{}")
-    check_inputs(wanted, home)
+    Inputs(home.datasets).check(distinct_inputs(wanted))
 
 
 def test_the_line_tells_speed_tokens_and_time_left() -> None:

@@ -9,7 +9,7 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sweeps import leftovers
+from sweeps.engine import leftovers
 
 
 @pytest.fixture

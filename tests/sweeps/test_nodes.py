@@ -9,7 +9,7 @@ import ray
 
 from metatok.errors import ConfigError
 from metatok.experiment import Home
-from sweeps.nodes import check_shared
+from sweeps.engine.nodes import check_shared
 
 
 @pytest.fixture(scope="module")

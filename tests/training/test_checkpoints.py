@@ -13,7 +13,7 @@ import torch
 
 from metatok.model import GPT
 from metatok.training import CheckpointStore, OptimConfig
-from metatok.training.optim import adamw
+from metatok.training.loop import adamw
 
 from .conftest import build
 

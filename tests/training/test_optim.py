@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from metatok.training import OptimConfig
-from metatok.training.optim import adamw
+from metatok.training.loop import adamw
 
 from .conftest import build
 

@@ -1,0 +1,27 @@
+from .attention_maps import PARTS, AttentionMap, AttentionMass, attention_map, attention_mass
+from .config import BETAS, RateDistortionConfig, Site
+from .rate_distortion import RateDistortionResult, fit, site_states
+from .residual import ResidualMap, ResidualProfile, residual_map, residual_profile
+from .sharpness import BoostEffect, Sharpness, measure_boost_effect, measure_sharpness
+
+__all__ = [
+    "BETAS",
+    "PARTS",
+    "AttentionMap",
+    "AttentionMass",
+    "BoostEffect",
+    "RateDistortionConfig",
+    "RateDistortionResult",
+    "ResidualMap",
+    "ResidualProfile",
+    "Sharpness",
+    "Site",
+    "attention_map",
+    "attention_mass",
+    "fit",
+    "measure_boost_effect",
+    "measure_sharpness",
+    "residual_map",
+    "residual_profile",
+    "site_states",
+]

@@ -1,0 +1,1 @@
+"""The paper's tables and figures with this ledger's numbers, one file a group."""

@@ -1,0 +1,1 @@
+"""Exhibits as files and as one page."""
