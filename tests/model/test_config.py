@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from metatok.errors import ConfigError
-from metatok.model import VARIANTS, GPTConfig, YarnConfig
+from metatok.model import GPT, VARIANTS, GPTConfig, YarnConfig
 
 
 def test_every_variant_builds_and_keeps_the_fields_given() -> None:
@@ -75,3 +75,14 @@ def test_extension_says_what_it_cannot_extend() -> None:
 def test_vocabulary_is_padded_to_a_multiple_of_64() -> None:
     assert GPTConfig().padded_vocab_size == 50304
     assert GPTConfig(vocab_size=128, meta_token_id=0).padded_vocab_size == 128
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_count_of_parameters_is_that_of_the_model(name: str, bias: bool) -> None:
+    cfg = GPTConfig.variant(name, vocab_size=70, meta_token_id=69, context_length=33, n_layer=3, n_head=2,
+                            n_embd=16, bias=bias)  # fmt: skip
+    for config in (cfg, cfg.extended(4)) if cfg.position == "rope" else (cfg,):
+        model = GPT(config)
+        assert config.num_parameters() == model.num_parameters()
+        assert config.num_parameters(positions=False) == model.num_parameters(positions=False)
