@@ -18,11 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens (B, n), targets (B, n) with -100 where there is no loss, meta_positions (B, M); torch int64."""
+    """tokens (B, n), targets (B, n) with -100 where there is no loss, meta_positions (B, M), and the samples'
+    indices (B,); torch int64.
+    """
 
     tokens: torch.Tensor
     targets: torch.Tensor
     meta_positions: torch.Tensor
+    indices: torch.Tensor
 
 
 class PretrainData:
@@ -75,7 +78,7 @@ class PretrainData:
             positions[rows] = meta_positions(self.seed, blocks[rows], self.context_length, self.n_meta, epoch)
         text = self.stream.read(blocks * self.text_length, self.text_length + 1)  # (B, n - M + 1)
         tokens, targets = inject(text, positions, self.context_length, self.meta_id)
-        arrays = (np.ascontiguousarray(tokens), targets, positions)
+        arrays = (np.ascontiguousarray(tokens), targets, positions, indices)
         return Batch(*(torch.from_numpy(array) for array in arrays))
 
 

@@ -1,12 +1,13 @@
 from .checkpoints import Checkpoint, CheckpointStore
 from .finetuning import finetune
-from .loop import LoopSettings, LoopState, agreed, train, world
+from .loop import Diverged, LoopSettings, LoopState, agreed, train, world
 from .optim import OptimConfig
 from .pretraining import pretrain, validation_loss
 
 __all__ = [
     "Checkpoint",
     "CheckpointStore",
+    "Diverged",
     "LoopSettings",
     "LoopState",
     "OptimConfig",

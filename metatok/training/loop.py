@@ -7,6 +7,7 @@ torch.distributed it averages over the ranks of the default process group.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ ROWS_MULTIPLE = 64
 
 
 class Batch(Protocol):
-    """tokens (B, T); targets (B, T), -100 where no loss; meta_positions (B, M), padded with -1."""
+    """tokens (B, T); targets (B, T), -100 where no loss; meta_positions (B, M), padded with -1.
+
+    indices (B,): the samples' numbers in their data set.
+    """
 
     @property
     def tokens(self) -> Tensor: ...
@@ -38,6 +42,26 @@ class Batch(Protocol):
     def targets(self) -> Tensor: ...
     @property
     def meta_positions(self) -> Tensor: ...
+    @property
+    def indices(self) -> Tensor: ...
+
+
+class Diverged(FloatingPointError):
+    """The loss or the gradient's norm of a step is not finite: what the model became is no result.
+
+    step counts from 1. last_loss: nats/token, of the last finite step, NaN if there was none. indices: of
+    the samples of the step's batch.
+    """
+
+    def __init__(self, step: int, last_loss: float, indices: list[int]):
+        super().__init__(
+            f"step {step}: the loss or the gradient's norm is not finite; last finite loss {last_loss:.4g}; "
+            f"the batch's samples: {', '.join(map(str, indices))}"
+        )
+        self.step, self.last_loss, self.indices = step, last_loss, indices
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Diverged, (self.step, self.last_loss, self.indices)
 
 
 @dataclass(frozen=True)
@@ -79,6 +103,7 @@ class LoopState:
 
 OnLog = Callable[[int, dict[str, float]], None]
 OnCheckpoint = Callable[[LoopState], None]
+OnEvaluate = Callable[[int], dict[str, float]]
 
 
 def world() -> tuple[int, int]:
@@ -144,7 +169,7 @@ class LossRows(nn.Module):
 def _micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
     for start in range(0, len(batch.tokens), size):
         part = slice(start, start + size)
-        yield _Slice(batch.tokens[part], batch.targets[part], batch.meta_positions[part])
+        yield _Slice(batch.tokens[part], batch.targets[part], batch.meta_positions[part], batch.indices[part])
 
 
 @dataclass(frozen=True)
@@ -152,6 +177,7 @@ class _Slice:
     tokens: Tensor
     targets: Tensor
     meta_positions: Tensor
+    indices: Tensor
 
 
 def train(
@@ -165,6 +191,8 @@ def train(
     resume: dict[str, Any] | None = None,
     on_log: OnLog = lambda step, metrics: None,
     on_checkpoint: OnCheckpoint = lambda state: None,
+    evaluate_every: int = 0,
+    on_evaluate: OnEvaluate = lambda step: {},
 ) -> LoopState:
     """Train `model` in place to optimiser step `steps`.
 
@@ -172,7 +200,9 @@ def train(
     interrupted run continues exactly. The loss is the mean over all counted tokens of the whole batch, over
     micro-batches and ranks alike. resume: LoopState.checkpoint() of an earlier run of the same training.
     on_log(step, metrics) has loss (nats/token), learning_rate, grad_norm, tokens_per_second; it is called on
-    every rank, as is on_checkpoint.
+    every rank, as is on_checkpoint. on_evaluate(step): metrics to log besides, asked for every
+    `evaluate_every` steps and after the last; 0: never. Errors: Diverged, before anything of it is logged or
+    kept.
     """
     model.to(settings.device).train()
     optimizer = adamw(model, optim)
@@ -195,13 +225,15 @@ def train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.step += 1
-        window.add(loss, counted, batch.tokens.numel() * world()[1])
+        window.add(loss, counted, grad_norm, batch.tokens.numel() * world()[1])
+        evaluates = evaluate_every and (state.step % evaluate_every == 0 or state.step == steps)
+        if evaluates or state.step % settings.log_every == 0 or state.step == steps:
+            window.check(state.step, batches)
         if state.step % settings.log_every == 0 or state.step == steps:
-            metrics = window.close() | {
-                "learning_rate": optimizer.param_groups[0]["lr"],
-                "grad_norm": float(grad_norm),
-            }
-            on_log(state.step, metrics)
+            on_log(state.step, window.close() | {"learning_rate": optimizer.param_groups[0]["lr"]})
+        if evaluates:
+            on_log(state.step, on_evaluate(state.step))
+            model.train()
         if state.step % settings.checkpoint_every == 0 and state.step < steps:
             on_checkpoint(state)
     return state
@@ -245,28 +277,45 @@ def _accumulate(
 
 
 class _Window:
-    """Loss and speed since the last log line; tensors stay on the device until the line is made."""
+    """Steps since the last log line; their tensors stay on the device until the line is made."""
 
     def __init__(self, device: str):
         self._device = device
+        self._last_loss = math.nan
         self._open()
 
     def _open(self) -> None:
-        self._loss: Tensor | float = 0.0
-        self._counted: Tensor | float = 0.0
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._checked = 0
         self._tokens = 0
         self._start = time.perf_counter()
 
-    def add(self, loss: Tensor, counted: Tensor, tokens: int) -> None:
-        self._loss = self._loss + loss
-        self._counted = self._counted + counted
+    def add(self, loss: Tensor, counted: Tensor, grad_norm: Tensor, tokens: int) -> None:
+        """loss: this rank's sum over its tokens. counted, tokens: of all ranks."""
+        self._steps.append((loss, counted, grad_norm))
         self._tokens += tokens
 
+    def check(self, step: int, batches: Callable[[int], Batch]) -> None:
+        """Raise Diverged if one of the steps up to `step` has no finite loss or gradient norm."""
+        new = self._steps[self._checked :]
+        losses, counts, norms = (torch.stack(column).tolist() for column in zip(*new, strict=True))
+        for i, (loss, counted, norm) in enumerate(zip(losses, counts, norms, strict=True)):
+            if not math.isfinite(loss + norm):
+                at = step - len(new) + i
+                raise Diverged(at + 1, self._last_loss, batches(at).indices.tolist())
+            self._last_loss = loss * world()[1] / max(counted, 1.0)
+        self._checked = len(self._steps)
+
     def close(self) -> dict[str, float]:
-        loss = torch.as_tensor(self._loss, device=self._device)
+        """The line of the steps since the last one."""
+        loss, counted = (sum(step[i] for step in self._steps) for i in range(2))
+        loss = torch.as_tensor(loss, device=self._device)
         if world()[1] > 1:
             dist.all_reduce(loss)
-        metrics = {"loss": float(loss) / max(float(self._counted), 1.0)}
-        metrics["tokens_per_second"] = self._tokens / max(time.perf_counter() - self._start, 1e-9)
+        metrics = {
+            "loss": float(loss) / max(float(counted), 1.0),
+            "tokens_per_second": self._tokens / max(time.perf_counter() - self._start, 1e-9),
+            "grad_norm": float(self._steps[-1][2]),
+        }
         self._open()
         return metrics

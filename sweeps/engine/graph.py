@@ -11,7 +11,7 @@ from ray.tune.search import Searcher
 from metatok.experiment import Cell, Ledger
 from metatok.experiment.design import Trial, trials
 from metatok.experiment.ledger.index import RunSummary
-from metatok.experiment.ledger.run import OUT_OF_MEMORY
+from metatok.experiment.ledger.run import DIVERGED, OUT_OF_MEMORY
 
 LATEST = ("once", "twice")  # of OUT_OF_MEMORY: the latest attempt was one that ran out
 
@@ -91,6 +91,9 @@ class Graph(Searcher):
         failed = [key for key, run in begun.items() if run.status == "FAILED" or key in ran_out]
         self.attempts.update(failed or unfinished[:1])
         self._spare_out_of_memory(ran_out)
+        for key, run in begun.items():
+            if DIVERGED in run.tags:  # as it would again
+                self.attempts[key] = self.max_retries + 1
         self.failed |= {key for key in unfinished if self.attempts[key] > self.max_retries}
         again = self.pending.keys() | set(unfinished) - self.failed
         self.pending = {cell.fingerprint: cell for cell in self.cells if cell.fingerprint in again}

@@ -117,6 +117,16 @@ def test_out_of_memory_in_an_earlier_sweep_costs_no_try(ledger: Ledger, cells: l
     assert graph.failed == {cells[0].fingerprint}
 
 
+def test_what_diverged_is_not_tried_again(ledger: Ledger, cells: list[Cell]) -> None:
+    graph = Graph(cells, ledger, share_trainer=True, max_retries=5)
+    (base,) = chosen(graph, graph.suggest("base"))
+    settle(ledger, base, finished=False, trial="base")
+    ledger.set_tag(base.fingerprint, "diverged", "true")
+    graph.on_trial_complete("base")
+    assert graph.failed == {base.fingerprint}
+    assert graph.suggest("next") == Searcher.FINISHED
+
+
 def test_what_was_given_up_is_not_tried_again(ledger: Ledger, cells: list[Cell]) -> None:
     graph = Graph(cells, ledger, share_trainer=True, max_retries=2, given_up={cells[0].fingerprint})
     assert graph.settled

@@ -32,7 +32,7 @@ def uneven_batch(step: int, rows: int = 6, T: int = 16, meta_share: float = 0.2)
     tokens[torch.rand(rows, T, generator=rng) < meta_share] = META
     targets = torch.randint(0, META, (rows, T), generator=rng)
     targets[torch.rand(rows, T, generator=rng) > (torch.arange(rows)[:, None] + 0.5) / rows] = IGNORE
-    return Batch(tokens, targets, build().meta_positions(tokens))
+    return Batch(tokens, targets, build().meta_positions(tokens), torch.arange(len(tokens)))
 
 
 @pytest.fixture(scope="session")

@@ -24,12 +24,17 @@ def lopsided(step: int) -> Batch:
     whole = uneven_batch(step)
     tokens = whole.tokens.clone()
     tokens[:3] = torch.where(tokens[:3] == META, 1, tokens[:3])
-    return Batch(tokens, whole.targets, build().meta_positions(tokens))
+    return Batch(tokens, whole.targets, build().meta_positions(tokens), torch.arange(len(tokens)))
 
 
 def share(batch: Batch, rank: int) -> Batch:
     rows = slice(3 * rank, 3 * rank + 3)
-    return Batch(batch.tokens[rows], batch.targets[rows], build().meta_positions(batch.tokens[rows]))
+    return Batch(
+        batch.tokens[rows],
+        batch.targets[rows],
+        build().meta_positions(batch.tokens[rows]),
+        batch.indices[rows],
+    )
 
 
 def work(rank: int, out: Path) -> None:

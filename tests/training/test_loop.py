@@ -126,7 +126,7 @@ def test_rows_added_for_compilation_do_not_count(n_counted: int) -> None:
     model, seen = build(), []
     train(
         model,
-        lambda step: Batch(batch.tokens, targets, batch.meta_positions),
+        lambda step: Batch(batch.tokens, targets, batch.meta_positions, batch.indices),
         steps=1,
         optim=OptimConfig(learning_rate=1e-12, min_learning_rate=0.0),
         settings=LoopSettings(log_every=1, checkpoint_every=1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import socket
 import traceback
@@ -15,7 +16,7 @@ import torch
 
 from metatok.experiment.design import Cell, Context, Metrics, Outcome
 from metatok.experiment.ledger import CellRun, ClaimLost, Ledger
-from metatok.experiment.ledger.run import OUT_OF_MEMORY
+from metatok.experiment.ledger.run import DIVERGED, OUT_OF_MEMORY
 from metatok.training.loop import agreed, world
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,9 @@ def run_cells(
 ) -> dict[str, Status]:
     """Run cells in order, those already finished left out. Returns fingerprint -> how it went.
 
-    A cell that raises is recorded as FAILED with its traceback; those of `cells` that build on it are
-    skipped, the rest goes on. Under torch.distributed all ranks call this, and rank 0 alone writes; there a
-    cell that raises ends the group.
+    A cell that raises, or of which a number is not finite, is recorded as FAILED with its traceback; those of
+    `cells` that build on it are skipped, the rest goes on. Under torch.distributed all ranks call this, and
+    rank 0 alone writes; there a cell that raises ends the group.
     """
     outcome: dict[str, Status] = {}
     for cell in cells:
@@ -97,6 +98,7 @@ def _run_one(
     told = replace(context, settings=settings, on_log=on_log, before_checkpoint=before_checkpoint)
     try:
         result = cell.run(told)
+        _check_finite(result)
         if run is not None:
             _record(run, result)
     except ClaimLost as error:
@@ -108,6 +110,8 @@ def _run_one(
         if isinstance(error, torch.OutOfMemoryError):
             ledger.set_tag(cell.fingerprint, OUT_OF_MEMORY, "twice" if halve else "once")
         if run is not None:
+            if isinstance(error, FloatingPointError):
+                run.tag(DIVERGED, "true")
             run.fail(traceback.format_exc())
         if world()[1] > 1:
             raise  # the other ranks may wait in a collective for this one: the group has to end
@@ -119,6 +123,13 @@ def _run_one(
         raise
     on_progress(Progress(cell, "finished", metrics=result.metrics))
     return "finished"
+
+
+def _check_finite(result: Outcome) -> None:
+    """Errors: FloatingPointError if a final number is none."""
+    bad = sorted(name for name, value in result.metrics.items() if not math.isfinite(value))
+    if bad:
+        raise FloatingPointError(f"not finite: {', '.join(bad)}")
 
 
 def _claimed(

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import sqlalchemy
 from mlflow.entities import Run
 
-TAGS = ("fingerprint", "owner", "heartbeat", "claimed", "checkpoint", "trial", "error", "out_of_memory")
+TAGS = (
+    "fingerprint",
+    "owner",
+    "heartbeat",
+    "claimed",
+    "checkpoint",
+    "trial",
+    "error",
+    "out_of_memory",
+    "diverged",
+)
 
 _QUERY = sqlalchemy.text(
     """

@@ -33,6 +33,8 @@ PATIENCE = 10.0
 # The tag of a run that ran out of GPU memory and has half the micro-batch from then on. Its latest attempt
 # did: "once", or at half "twice"; an attempt before that did: "earlier".
 OUT_OF_MEMORY = "out_of_memory"
+# The tag of a run that failed because a number in it was not finite, which trying again would not change.
+DIVERGED = "diverged"
 BATCH = 1000  # metrics that one log_batch takes
 # What MLflow answers while it cannot be reached, as opposed to its refusing what was asked.
 AWAY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "SERVICE_UNDER_MAINTENANCE")
@@ -89,8 +91,9 @@ class CellRun:
         self._owner = owner_of_this_process()
         self._set_tags({**tags, "owner": self._owner, "heartbeat": now, "claimed": now})
         self._confirmed = time.time()
-        if "error" in run.data.tags:  # of an earlier attempt
-            client.delete_tag(run_id, "error")
+        for name in ("error", DIVERGED):  # of an earlier attempt
+            if name in run.data.tags:
+                client.delete_tag(run_id, name)
         self.halve = OUT_OF_MEMORY in run.data.tags
         if self.halve:
             client.set_tag(run_id, OUT_OF_MEMORY, "earlier")
