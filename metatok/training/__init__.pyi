@@ -1,5 +1,5 @@
 from .checkpoints import Checkpoint, CheckpointStore
-from .finetuning import finetune
+from .finetuning import Stage, Validation, finetune
 from .loop import Diverged, LoopSettings, LoopState, agreed, train, world
 from .optim import OptimConfig
 from .pretraining import pretrain, validation_loss
@@ -11,6 +11,8 @@ __all__ = [
     "LoopSettings",
     "LoopState",
     "OptimConfig",
+    "Stage",
+    "Validation",
     "agreed",
     "finetune",
     "pretrain",

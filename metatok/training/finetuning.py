@@ -2,17 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from metatok.model import GPT
-from metatok.tasks.batches import FinetuneBatches
+from metatok.tasks.batches import Batch, FinetuneBatches
 from metatok.tasks.dataset import TaskDataset
 from metatok.training.loop import LoopState, train
 
+REACHED = 0.9  # the exact match that steps_to_90 is about
 
-def finetune(model: GPT, dataset: TaskDataset, *, batch_size: int, seed: int, **training: Any) -> LoopState:
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase to be learned before the next: examples to train on, and others that tell when it is."""
+
+    train: TaskDataset
+    validation: TaskDataset
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How a fine-tune is watched while it trains.
+
+    every: optimiser steps between two looks. examples: of the whole set's distribution. score(model,
+    examples): exact match. stages: phases taught one after the other before the whole set, each until its
+    exact match is `learned_at`; one that the model knows already costs no step.
+    """
+
+    every: int
+    examples: TaskDataset
+    score: Callable[[GPT, TaskDataset], float]
+    stages: Sequence[Stage] = ()
+    learned_at: float = 1.0
+
+
+def finetune(
+    model: GPT,
+    dataset: TaskDataset,
+    *,
+    batch_size: int,
+    seed: int,
+    validation: Validation | None = None,
+    resume: dict[str, Any] | None = None,
+    **training: Any,
+) -> LoopState:
     """Train on the task's examples, each once an epoch, bucketed by length.
 
+    With a validation, `on_log` also gets validation_exact_match, and stage where there are stages; the
+    state's progress has steps_to_90, the first look at which REACHED was, and stages_learned.
     `training`: the other arguments of `loop.train`.
     """
-    return train(model, FinetuneBatches(dataset, batch_size, seed).batch, **training)
+    if validation is None:
+        batches = FinetuneBatches(dataset, batch_size, seed).batch
+        return train(model, batches, resume=resume, **training)
+    sets = [*(stage.train for stage in validation.stages), dataset]
+    lessons = _Lessons(model, validation, [FinetuneBatches(each, batch_size, seed) for each in sets])
+    if resume:
+        model.load_state_dict(resume["weights"])
+        lessons.progress |= resume["meta"]["progress"]
+    else:
+        lessons.advance(0)
+    return train(
+        model,
+        lessons.batch,
+        resume=resume,
+        progress=lessons.progress,
+        evaluate_every=validation.every,
+        on_evaluate=lessons.look,
+        **training,
+    )
+
+
+class _Lessons:
+    """Which batch a step takes. It depends on the step and on `progress`, which a checkpoint keeps."""
+
+    def __init__(self, model: GPT, validation: Validation, batches: Sequence[FinetuneBatches]) -> None:
+        self._model, self._validation, self._batches = model, validation, batches
+        self.progress: dict[str, Any] = {"stages_learned": 0, "since": 0, "steps_to_90": None}
+
+    def batch(self, step: int) -> Batch:
+        return self._batches[self.progress["stages_learned"]].batch(step - self.progress["since"])
+
+    def look(self, step: int) -> dict[str, float]:
+        """Score the model; what is learned by now is left behind."""
+        stage = self.progress["stages_learned"]
+        self.advance(step)
+        score = self._validation.score(self._model, self._validation.examples)
+        if score >= REACHED and self.progress["steps_to_90"] is None:
+            self.progress["steps_to_90"] = step
+        metrics = {"validation_exact_match": score}
+        return metrics | ({"stage": stage + 1} if self._validation.stages else {})
+
+    def advance(self, step: int) -> None:
+        """On to the first stage that is not learned yet, or to the whole set."""
+        stages, progress = self._validation.stages, self.progress
+        while progress["stages_learned"] < len(stages):
+            examples = stages[progress["stages_learned"]].validation
+            if self._validation.score(self._model, examples) < self._validation.learned_at:
+                return
+            progress |= {"stages_learned": progress["stages_learned"] + 1, "since": step}

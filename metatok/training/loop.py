@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -87,17 +87,22 @@ class LoopSettings:
 
 @dataclass
 class LoopState:
-    """Where training stands: what a checkpoint needs to go on as if it had never stopped."""
+    """Where training stands: what a checkpoint needs to go on as if it had never stopped.
+
+    progress: what whoever makes the batches keeps of it, as JSON.
+    """
 
     step: int
     model: GPT
     optimizer: torch.optim.Optimizer
+    progress: dict[str, Any] = field(default_factory=dict)
 
     def checkpoint(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "weights": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "meta": {"progress": dict(self.progress)},
         }
 
 
@@ -191,22 +196,24 @@ def train(
     resume: dict[str, Any] | None = None,
     on_log: OnLog = lambda step, metrics: None,
     on_checkpoint: OnCheckpoint = lambda state: None,
+    progress: dict[str, Any] | None = None,
     evaluate_every: int = 0,
     on_evaluate: OnEvaluate = lambda step: {},
 ) -> LoopState:
     """Train `model` in place to optimiser step `steps`.
 
     batches: step -> this rank's share of that step's batch; a pure function of the step, so that an
-    interrupted run continues exactly. The loss is the mean over all counted tokens of the whole batch, over
-    micro-batches and ranks alike. resume: LoopState.checkpoint() of an earlier run of the same training.
-    on_log(step, metrics) has loss (nats/token), learning_rate, grad_norm, tokens_per_second; it is called on
-    every rank, as is on_checkpoint. on_evaluate(step): metrics to log besides, asked for every
-    `evaluate_every` steps and after the last; 0: never. Errors: Diverged, before anything of it is logged or
-    kept.
+    interrupted run continues exactly, or of the step and of `progress`, which changes in on_evaluate alone
+    and which a checkpoint keeps for whoever resumes. The loss is the mean over all counted tokens of the
+    whole batch, over micro-batches and ranks alike. resume: LoopState.checkpoint() of an earlier run of the
+    same training. on_log(step, metrics) has loss (nats/token), learning_rate, grad_norm, tokens_per_second;
+    it is called on every rank, as is on_checkpoint. on_evaluate(step): metrics to log besides,
+    asked for each `evaluate_every` steps and after the last; 0: never. Errors: Diverged, before anything of
+    it is logged or kept.
     """
     model.to(settings.device).train()
     optimizer = adamw(model, optim)
-    state = LoopState(0, model, optimizer)
+    state = LoopState(0, model, optimizer, {} if progress is None else progress)
     if resume:
         model.load_state_dict(resume["weights"])
         optimizer.load_state_dict(resume["optimizer"])

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 def one_of_each() -> dict[str, Cell]:
     base = tiny.pretrain()
-    tuned = tiny.finetune(base)
+    tuned = tiny.finetune(base, validate_every=4, n_validation=10)
     cells = [
         base,
         Extend(base=base, scale=2.0),
@@ -80,6 +80,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "steps": 9,
         "precision": "bf16",
         "seed": 1,
+        "validate_every": 5,
+        "n_validation": 11,
+        "learned_at": 0.9,
     },
     "ablate": {"intervention": {"zero_embedding": True}},
     "rate_distortion": {

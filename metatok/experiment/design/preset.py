@@ -67,7 +67,7 @@ class FinetuneSettings(_Part):
     steps: optimiser steps of each train length in turn; the last entry serves all further ones.
     steps_by_task replaces it for the tasks it names. chained: each train length continues from the previous
     one's weights. search: of learning rate and steps; chosen: what it found, which replaces them (the models
-    extended by YaRN keep theirs).
+    extended by YaRN keep theirs). validate_every, n_validation, learned_at: as of a Finetune cell.
     """
 
     train_lengths: tuple[int, ...] = Field(default=(128, 256, 512), min_length=1)
@@ -81,6 +81,9 @@ class FinetuneSettings(_Part):
     chained: bool = True
     search: SearchSettings = SearchSettings()
     chosen: tuple[Choice, ...] = ()
+    validate_every: int = Field(default=0, ge=0)
+    n_validation: int = Field(default=0, ge=0)
+    learned_at: float | None = Field(default=None, gt=0, le=1)
 
     def choice(self, model: str, task: str) -> Setting | None:
         """What a search chose for the fine-tunes of a model on a task."""

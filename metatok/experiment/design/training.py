@@ -36,8 +36,10 @@ class Trained(ModelCell):
         written = (self.steps - 1) // settings.checkpoint_every
         return 3 * weights_disk(self.result_model) * min(written, settings.keep_checkpoints + 1)
 
-    def train(self, context: Context, model: GPT, run: Callable[..., training.LoopState]) -> str:
-        """Train with resume and checkpoints; leaves the final weights, and gives their address."""
+    def train(
+        self, context: Context, model: GPT, run: Callable[..., training.LoopState]
+    ) -> tuple[str, dict[str, Any]]:
+        """Train with resume and checkpoints. Leaves the final weights; gives their address and progress."""
         store = self.store(context)
         latest = store.load(context.device)
         rank, _ = training.world()
@@ -56,7 +58,7 @@ class Trained(ModelCell):
                     content["step"],
                     content["weights"],
                     content["optimizer"],
-                    meta=_meta(model),
+                    meta=_meta(model) | content["meta"],
                     keep=context.settings.keep_checkpoints,
                 )
 
@@ -64,9 +66,9 @@ class Trained(ModelCell):
             model.load_state_dict(latest.weights)
             if rank == 0:
                 store.prune(latest.step)  # whoever wrote it may have died before it could
-            return f"{store.uri}/step-{latest.step}"
+            return f"{store.uri}/step-{latest.step}", latest.meta.get("progress", {})
         resume = asdict(latest) if latest is not None and latest.optimizer is not None else None
-        run(
+        state = run(
             model,
             steps=self.steps,
             optim=self.optim,
@@ -77,8 +79,9 @@ class Trained(ModelCell):
         )
         if rank == 0:
             context.before_checkpoint()
-            store.save(self.steps, model.state_dict(), meta=_meta(model), keep=1)
-        return f"{store.uri}/step-{self.steps}"
+            meta = _meta(model) | {"progress": state.progress}
+            store.save(self.steps, model.state_dict(), meta=meta, keep=1)
+        return f"{store.uri}/step-{self.steps}", state.progress
 
 
 def _meta(model: GPT) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class CorpusTrained(Trained):
             blocks = data.PretrainData(shards, "train", *shape)
             return training.pretrain(model, blocks, batch_size=self.batch_size, settings=settings, **options)
 
-        checkpoint = self.train(context, model, run)
+        checkpoint, _ = self.train(context, model, run)
         blocks = data.PretrainData(shards, "validation", *shape)
         loss, n = training.validation_loss(model, blocks, self.validation_sequences, settings, self.precision)
         metrics = {"validation_loss": loss, "n_validation_tokens": n, "parameters": model.num_parameters()}

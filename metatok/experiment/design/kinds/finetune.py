@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from metatok import evaluation, training
+from metatok import evaluation, tasks, training
 from metatok.experiment.design.cell import Cell, check_positions
 from metatok.experiment.design.context import Context, Metrics, Outcome, table
 from metatok.experiment.design.cost import Cost, forward_cost, training_cost
@@ -29,12 +30,19 @@ if TYPE_CHECKING:
     from metatok.model import GPT
 
 
+def _is_off(value: float | None) -> bool:
+    return not value
+
+
 class Finetune(Trained):
     """Fine-tune on one task up to one train length, then score at every eval length.
 
     base: a pre-trained or extended model, or the fine-tune of the previous train length. n_test: test
     examples an eval length. Eval length E scores prompts of more than E/2 tokens that with their
-    completion have at most E.
+    completion have at most E. validate_every: steps between two scores on n_validation validation examples of
+    up to the train length, which give the steps to 90% exact match; 0: none. learned_at: the phases that the
+    train length reaches are taught one after the other, each until that exact match on its own validation
+    examples, then all together; None: all together from the start.
     """
 
     version: ClassVar[int] = 3
@@ -49,6 +57,10 @@ class Finetune(Trained):
     n_train: int = Field(default=90_000, ge=1)
     n_test: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=64, ge=1)
+    # Left out of a fingerprint where they are off, as cells were before there were any.
+    validate_every: int = Field(default=0, ge=0, exclude_if=_is_off)
+    n_validation: int = Field(default=0, ge=0, exclude_if=_is_off)
+    learned_at: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_off)
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[Finetune]:
@@ -71,6 +83,15 @@ class Finetune(Trained):
         if not self.eval_lengths:
             raise ValueError("eval_lengths=(): give at least one; learned positions end at the context")
         check_positions(self, self.base, "eval_lengths", max(self.eval_lengths))
+        if bool(self.validate_every) != bool(self.n_validation):
+            raise ValueError(
+                f"validate_every={self.validate_every}, n_validation={self.n_validation}: give both, or 0 "
+                "for both to train without a look at validation examples"
+            )
+        if self.learned_at is not None and not self.validate_every:
+            raise ValueError(
+                f"learned_at={self.learned_at}: only looks tell what is learned; give validate_every"
+            )
         return self
 
     @property
@@ -107,6 +128,10 @@ class Finetune(Trained):
 
     def inputs(self) -> Iterator[InputConfig]:
         yield train_set(self)
+        if self.validate_every:
+            yield validation_set(self)
+        for phase in self._phases_in_turn():
+            yield from (train_set(self, phase), validation_set(self, phase))
         yield from (eval_set(self, length) for length in self.eval_lengths)
 
     def run(self, context: Context) -> Outcome:
@@ -116,11 +141,47 @@ class Finetune(Trained):
 
         def run(model: GPT, **options: Any) -> training.LoopState:
             return training.finetune(
-                model, examples, batch_size=self.batch_size, seed=self.seed, settings=settings, **options
+                model,
+                examples,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                validation=self._validation(context),
+                settings=settings,
+                **options,
             )
 
-        checkpoint = self.train(context, model, run)
-        return self.scored(model, context, checkpoint=checkpoint)
+        checkpoint, progress = self.train(context, model, run)
+        outcome = self.scored(model, context, checkpoint=checkpoint)
+        return replace(outcome, metrics={**outcome.metrics, **self._validated(progress)})
+
+    def _phases_in_turn(self) -> tuple[int, ...]:
+        """The phases that are taught one after the other."""
+        return () if self.learned_at is None else self.curriculum.phases_for(self.train_length)
+
+    def _validation(self, context: Context) -> training.Validation | None:
+        if not self.validate_every:
+            return None
+        size, precision, device = context.settings.eval_batch_size, self.precision, context.device
+
+        def score(model: GPT, examples: tasks.TaskDataset) -> float:
+            return evaluation.evaluate(model, examples, size, None, device, precision).exact_match
+
+        made = context.inputs.task_dataset
+        stages = [
+            training.Stage(made(train_set(self, phase)), made(validation_set(self, phase)))
+            for phase in self._phases_in_turn()
+        ]
+        examples = made(validation_set(self))
+        return training.Validation(self.validate_every, examples, score, stages, self.learned_at or 1.0)
+
+    def _validated(self, progress: Mapping[str, Any]) -> Metrics:
+        """steps_to_90 where it was reached, with the number of examples that it was seen on."""
+        if not self.validate_every:
+            return {}
+        reached, learned = progress["steps_to_90"], progress["stages_learned"]
+        metrics: Metrics = {"n_validation": self.n_validation}
+        metrics |= {} if reached is None else {"steps_to_90": reached}
+        return metrics | ({} if self.learned_at is None else {"phases_learned": learned})
 
     def scored(
         self,
@@ -148,11 +209,16 @@ class Finetune(Trained):
         return Outcome(metrics, {"records": records_table}, checkpoint)
 
 
-def train_set(cell: Finetune) -> TaskDatasetConfig:
-    """The train examples: at most `train_length` tokens, prompt and completion together."""
-    return task_set(
-        cell, split="train", max_tokens=cell.train_length, n_examples=cell.n_train, seed=cell.seed
-    )
+def train_set(cell: Finetune, phase: int | None = None) -> TaskDatasetConfig:
+    """The train examples, of one phase or of all: at most `train_length` tokens, prompt and completion."""
+    size = {"max_tokens": cell.train_length, "n_examples": cell.n_train}
+    return task_set(cell, split="train", phase=phase, seed=cell.seed, **size)
+
+
+def validation_set(cell: Finetune, phase: int | None = None) -> TaskDatasetConfig:
+    """Validation examples distributed as the train examples are; the same for all models and seeds."""
+    size = {"max_tokens": cell.train_length, "n_examples": cell.n_validation}
+    return task_set(cell, split="validation", phase=phase, **size)
 
 
 def eval_set(cell: Finetune, eval_length: int) -> TaskDatasetConfig:
@@ -236,6 +302,9 @@ def _chain(
             steps=steps[min(i, len(steps) - 1)],
             precision=preset.precision,
             seed=seed,
+            validate_every=settings.validate_every,
+            n_validation=settings.n_validation,
+            learned_at=settings.learned_at,
         )
         yield cell
         parent = cell if settings.chained else base
