@@ -10,6 +10,7 @@ from metatok.errors import ConfigError, one_line
 
 PositionName = Literal["ape", "rope", "yarn", "nope", "alibi"]
 ExtraAttention = Literal["none", "meta", "causal"]
+GPT2_STD = 0.02
 
 
 class Variant(NamedTuple):
@@ -64,6 +65,10 @@ class YarnConfig(BaseModel):
         return self
 
 
+def _is_gpt2s(std: float) -> bool:
+    return std == GPT2_STD
+
+
 class GPTConfig(BaseModel):
     """Shape of one model. The defaults are GPT-2 small as nanoGPT builds it, with meta-attention and RoPE.
 
@@ -71,6 +76,8 @@ class GPTConfig(BaseModel):
     context_length: training length in tokens; "ape" cannot go beyond it, the other positions can.
     extra_attention: "none", "meta" (the paper's), or "causal" (wide_*: a second full attention a layer).
     activation: "gelu_tanh" is the approximation that OpenAI's published GPT-2 weights were trained with.
+    init_std, embedding_init_std: standard deviation of the first weights, of the layers' matrices and of the
+    embeddings (tokens and learned positions); GPT-2's 0.02 suits its width of 768 and is small for less.
     Errors: pydantic's ValidationError, a ValueError, naming the field.
     """
 
@@ -89,6 +96,9 @@ class GPTConfig(BaseModel):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     rope_theta: float = Field(default=10000.0, gt=1)
     yarn: YarnConfig | None = None
+    # Left out of what is hashed where they are GPT-2's, as configurations were before there were any.
+    init_std: float = Field(default=GPT2_STD, gt=0, allow_inf_nan=False, exclude_if=_is_gpt2s)
+    embedding_init_std: float = Field(default=GPT2_STD, gt=0, allow_inf_nan=False, exclude_if=_is_gpt2s)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

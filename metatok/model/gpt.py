@@ -103,12 +103,17 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
-        """GPT-2's: N(0, 0.02), residual projections 0.02 / sqrt(2 * n_layer), biases 0, norms 1."""
+        """GPT-2's: N(0, 0.02), residual projections 0.02 / sqrt(2 * n_layer), biases 0, norms 1.
+
+        The two standard deviations are cfg's.
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             elif not parameter.is_meta:
-                std = 0.02 / math.sqrt(2 * self.cfg.n_layer) if name.endswith("proj.weight") else 0.02
+                std = self.cfg.init_std if name.startswith("blocks.") else self.cfg.embedding_init_std
+                if name.endswith("proj.weight"):
+                    std /= math.sqrt(2 * self.cfg.n_layer)
                 # Drawn on the CPU, so that a model is the same on every device.
                 stream = torch.Generator("cpu").manual_seed(torch_seed(seed, f"init/{name}"))
                 drawn = torch.empty(parameter.shape, device="cpu").normal_(0, std, generator=stream)

@@ -77,6 +77,17 @@ def test_weights_depend_on_the_seed_and_are_shared_between_variants() -> None:
         assert meta[f"blocks.0.{name}.weight"].std().item() == pytest.approx(0.01, rel=0.05)
 
 
+def test_first_weights_scatter_as_wide_as_told_and_are_the_same_draws() -> None:
+    shape = {"vocab_size": 64, "meta_token_id": 1, "n_layer": 2, "n_head": 2, "n_embd": 64}
+    narrow, wide = (
+        GPT(GPTConfig.variant("meta_ape", **shape, **stds)).state_dict()
+        for stds in ({}, {"init_std": 0.08, "embedding_init_std": 0.2})
+    )
+    for name, weight in narrow.items():
+        scale = 1 if weight.dim() == 1 else 4 if name.startswith("blocks") else 10
+        torch.testing.assert_close(wide[name], scale * weight)
+
+
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_output_depends_on_no_batch_mate_and_no_later_token(
     tiny: Build, random_tokens: Draw, name: str

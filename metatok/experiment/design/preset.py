@@ -14,6 +14,7 @@ from metatok.experiment.design.cell import Cell, all_kinds, stages
 from metatok.experiment.design.search import Choice, SearchSettings, Setting
 from metatok.experiment.design.settings import RunSettings
 from metatok.model import VARIANTS
+from metatok.model.config import GPT2_STD
 from metatok.tasks.curriculum import CurriculumName
 from metatok.tasks.registry import TaskName
 from metatok.training.optim import OptimConfig
@@ -27,12 +28,14 @@ class _Part(BaseModel):
 
 
 class ModelSize(_Part):
-    """Shape shared by all models of a sweep; the defaults are GPT-2 small."""
+    """Shape shared by all models of a sweep, and how wide their first weights scatter; GPT-2 small's."""
 
     n_layer: int = Field(default=12, ge=1)
     n_head: int = Field(default=12, ge=1)
     n_embd: int = Field(default=768, ge=1)
     context_length: int = Field(default=1024, ge=1)
+    init_std: float = Field(default=GPT2_STD, gt=0, allow_inf_nan=False)
+    embedding_init_std: float = Field(default=GPT2_STD, gt=0, allow_inf_nan=False)
 
 
 class PretrainSettings(_Part):
