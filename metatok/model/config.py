@@ -77,7 +77,7 @@ class GPTConfig(BaseModel):
     extra_attention: "none", "meta" (the paper's), or "causal" (wide_*: a second full attention a layer).
     activation: "gelu_tanh" is the approximation that OpenAI's published GPT-2 weights were trained with.
     init_std, embedding_init_std: standard deviation of the first weights, of the layers' matrices and of the
-    embeddings (tokens and learned positions); GPT-2's 0.02 suits its width of 768 and is small for less.
+    tokens' embeddings; GPT-2's 0.02 suits its width of 768 and is small for less.
     Errors: pydantic's ValidationError, a ValueError, naming the field.
     """
 

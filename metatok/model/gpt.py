@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metatok.model.attention import KV, Attention, CausalAttention, MetaAttention, Plan
 from metatok.model.cache import Cache
 from metatok.model.checks import check_ids, check_length, check_meta_positions, check_shapes
-from metatok.model.config import GPTConfig
+from metatok.model.config import GPT2_STD, GPTConfig
 from metatok.model.generate import Generation, generate
 from metatok.model.interventions import Intervention
 from metatok.model.plan import find_meta_positions, make_plan, meta_mask
@@ -111,13 +111,20 @@ class GPT(nn.Module):
             if parameter.dim() < 2:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             elif not parameter.is_meta:
-                std = self.cfg.init_std if name.startswith("blocks.") else self.cfg.embedding_init_std
-                if name.endswith("proj.weight"):
-                    std /= math.sqrt(2 * self.cfg.n_layer)
+                std = self._first_std(name)
                 # Drawn on the CPU, so that a model is the same on every device.
                 stream = torch.Generator("cpu").manual_seed(torch_seed(seed, f"init/{name}"))
                 drawn = torch.empty(parameter.shape, device="cpu").normal_(0, std, generator=stream)
                 parameter.copy_(drawn)
+
+    def _first_std(self, name: str) -> float:
+        """Standard deviation of the named matrix' first weights."""
+        if name == "token_embedding.weight":
+            return self.cfg.embedding_init_std
+        if name.startswith("position."):
+            return GPT2_STD
+        depth = math.sqrt(2 * self.cfg.n_layer) if name.endswith("proj.weight") else 1.0
+        return self.cfg.init_std / depth
 
     def meta_positions(self, tokens: Tensor) -> Tensor:
         """Positions of cfg.meta_token_id in tokens (B, T): (B, M) int64, ascending, padded with -1.

@@ -28,7 +28,8 @@ class Validation:
 
     every: optimiser steps between two looks. examples: of the whole set's distribution. score(model,
     examples): exact match. stages: phases taught one after the other before the whole set, each until its
-    exact match is `learned_at`; one that the model knows already costs no step.
+    exact match is `learned_at`; one that the model knows already costs no step, one that it does not learn
+    gives way after an equal share of the steps that were left.
     """
 
     every: int
@@ -44,6 +45,7 @@ def finetune(
     *,
     batch_size: int,
     seed: int,
+    steps: int,
     validation: Validation | None = None,
     resume: dict[str, Any] | None = None,
     **training: Any,
@@ -51,14 +53,14 @@ def finetune(
     """Train on the task's examples, each once an epoch, bucketed by length.
 
     With a validation, `on_log` also gets validation_exact_match, and stage where there are stages; the
-    state's progress has steps_to_90, the first look at which REACHED was, and stages_learned.
+    state's progress has steps_to_90, the first look at which REACHED was, and learned, the count of stages.
     `training`: the other arguments of `loop.train`.
     """
     if validation is None:
         batches = FinetuneBatches(dataset, batch_size, seed).batch
-        return train(model, batches, resume=resume, **training)
+        return train(model, batches, steps=steps, resume=resume, **training)
     sets = [*(stage.train for stage in validation.stages), dataset]
-    lessons = _Lessons(model, validation, [FinetuneBatches(each, batch_size, seed) for each in sets])
+    lessons = _Lessons(model, validation, [FinetuneBatches(each, batch_size, seed) for each in sets], steps)
     if resume:
         model.load_state_dict(resume["weights"])
         lessons.progress |= resume["meta"]["progress"]
@@ -67,6 +69,7 @@ def finetune(
     return train(
         model,
         lessons.batch,
+        steps=steps,
         resume=resume,
         progress=lessons.progress,
         evaluate_every=validation.every,
@@ -78,16 +81,18 @@ def finetune(
 class _Lessons:
     """Which batch a step takes. It depends on the step and on `progress`, which a checkpoint keeps."""
 
-    def __init__(self, model: GPT, validation: Validation, batches: Sequence[FinetuneBatches]) -> None:
-        self._model, self._validation, self._batches = model, validation, batches
-        self.progress: dict[str, Any] = {"stages_learned": 0, "since": 0, "steps_to_90": None}
+    def __init__(
+        self, model: GPT, validation: Validation, batches: Sequence[FinetuneBatches], steps: int
+    ) -> None:
+        self._model, self._validation, self._batches, self._steps = model, validation, batches, steps
+        self.progress: dict[str, Any] = {"stage": 0, "since": 0, "learned": 0, "steps_to_90": None}
 
     def batch(self, step: int) -> Batch:
-        return self._batches[self.progress["stages_learned"]].batch(step - self.progress["since"])
+        return self._batches[self.progress["stage"]].batch(step - self.progress["since"])
 
     def look(self, step: int) -> dict[str, float]:
         """Score the model; what is learned by now is left behind."""
-        stage = self.progress["stages_learned"]
+        stage = self.progress["stage"]
         self.advance(step)
         score = self._validation.score(self._model, self._validation.examples)
         if score >= REACHED and self.progress["steps_to_90"] is None:
@@ -98,8 +103,14 @@ class _Lessons:
     def advance(self, step: int) -> None:
         """On to the first stage that is not learned yet, or to the whole set."""
         stages, progress = self._validation.stages, self.progress
-        while progress["stages_learned"] < len(stages):
-            examples = stages[progress["stages_learned"]].validation
-            if self._validation.score(self._model, examples) < self._validation.learned_at:
+        while progress["stage"] < len(stages):
+            examples = stages[progress["stage"]].validation
+            learned = self._validation.score(self._model, examples) >= self._validation.learned_at
+            share = (self._steps - progress["since"]) / (len(stages) - progress["stage"] + 1)
+            if not learned and step - progress["since"] < share:
                 return
-            progress |= {"stages_learned": progress["stages_learned"] + 1, "since": step}
+            progress |= {
+                "stage": progress["stage"] + 1,
+                "since": step,
+                "learned": progress["learned"] + learned,
+            }

@@ -62,10 +62,13 @@ def _plan_row(members: Sequence[Cell], todo: Sequence[Cell], preset: Preset) -> 
     ]
 
 
-def print_search(preset: Preset, unfinished: Round | None) -> None:
+def print_search(preset: Preset, unfinished: Round | None, dry_run: bool = False) -> None:
     """Which round of a hyperparameter search is next, or what it chose."""
     if unfinished is not None:
-        console.print(f"Search of learning rate and steps, round {unfinished.number} of {unfinished.of}.")
+        later = " Planned with it: what follows the search, at the preset's own rate." if dry_run else ""
+        console.print(
+            f"Search of learning rate and steps, round {unfinished.number} of {unfinished.of}.{later}"
+        )
     for choice in preset.finetune.chosen:
         console.print(
             f"Chosen for {choice.model} on {choice.task}: learning rate {choice.learning_rate:g}, "

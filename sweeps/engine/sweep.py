@@ -29,9 +29,12 @@ def run_sweep(preset: Preset, home: Home, dry_run: bool = False) -> int:
     with ExitStack() as at_end:
         while True:
             preset, round_ = search(preset, ledger, left_out, given_up)
-            wanted = with_ancestors(preset.cells() if round_ is None else round_.cells)
+            planned = preset.cells() if round_ is None else round_.cells
+            if dry_run and round_ is not None:
+                planned = [*planned, *preset.cells()]
+            wanted = with_ancestors(planned)
             cells = [cell for cell in wanted if cell.fingerprint not in left_out]
-            print_search(preset, round_)
+            print_search(preset, round_, dry_run)
             if round_ is None and (undecided := without_setting(preset, cells)):
                 print(
                     f"{len(undecided)} cells are left out: of their search no candidate finished.", flush=True

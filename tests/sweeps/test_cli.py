@@ -90,3 +90,15 @@ def test_dry_run_prints_the_plan_and_does_nothing(tmp_path: Path) -> None:
         assert word in result.stdout
     assert "ablate" not in result.stdout
     assert not (tmp_path / "datasets").exists()
+
+
+def test_a_search_is_planned_with_what_follows_it(tmp_path: Path) -> None:
+    command = script("sweeps/finetune.py", "--preset", "gpu", "--models", "meta_rope", "--tasks", "parity")
+    result = subprocess.run(
+        [*command, "--dry-run"], env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "round 1 of 2. Planned with it: what follows the search" in result.stdout
+    rows = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines() if " 0 " in line}
+    assert rows["search"] == 9
+    assert rows["finetune"] >= 3

@@ -111,7 +111,7 @@ def test_a_phase_is_trained_on_until_it_is_learned_then_all_together(
     assert seen[8:12] == [{2}] * 4
     assert set.union(*seen[12:]) >= {1, 2}
     assert [(step, m["stage"]) for step, m in looks] == [(4, 1), (8, 1), (12, 2), (16, 3)]
-    assert state.progress["stages_learned"] == 2
+    assert state.progress["learned"] == 2
 
 
 def test_what_the_model_knows_already_costs_no_step(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +119,17 @@ def test_what_the_model_knows_already_costs_no_step(sets: Sets, monkeypatch: pyt
     seen = phases_seen(monkeypatch)
     run(sets, Validation(4, sets(None, "validation", 20), Scores(1.0, 0.2), stages, 0.95), steps=4)
     assert seen == [{2}] * 4
+
+
+def test_what_is_not_learned_gives_way_after_an_equal_share_of_the_steps(
+    sets: Sets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Stage(sets(p, "train", 30), sets(p, "validation", 10)) for p in (1, 2)]
+    seen = phases_seen(monkeypatch)
+    state, _ = run(sets, Validation(2, sets(None, "validation", 20), Scores(0.5), stages, 0.9), steps=18)
+    assert seen[:12] == [{1}] * 6 + [{2}] * 6
+    assert set.union(*seen[12:]) >= {1, 2}
+    assert (state.progress["stage"], state.progress["learned"]) == (2, 0)
 
 
 class Killed(Exception):

@@ -121,7 +121,7 @@ def gpu() -> Preset:
             optim=OptimConfig(learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=200),
         ),
         extend=ExtendSettings(batch_size=16),
-        finetune=FinetuneSettings(n_test=1000),
+        finetune=FinetuneSettings(n_test=1000, search=SearchSettings(candidates=9)),
         run=RunSettings(workers=1, trial_gpus=0.5, micro_batch_size=16),
     )
 
@@ -132,6 +132,7 @@ def paper() -> Preset:
         name="paper",
         models=("gpt2_ape", "meta_ape", "meta_rope", "gpt_neo_125m"),
         corpus=CorpusConfig(source="c4"),
+        finetune=FinetuneSettings(search=SearchSettings(candidates=9)),
         analysis=AnalysisSettings(
             batch_size=12,
             sizes=(

@@ -42,7 +42,7 @@ class Finetune(Trained):
     completion have at most E. validate_every: steps between two scores on n_validation validation examples of
     up to the train length, which give the steps to 90% exact match; 0: none. learned_at: the phases that the
     train length reaches are taught one after the other, each until that exact match on its own validation
-    examples, then all together; None: all together from the start.
+    examples or for an equal share of the steps left, then all together; None: all together from the start.
     """
 
     version: ClassVar[int] = 3
@@ -178,7 +178,7 @@ class Finetune(Trained):
         """steps_to_90 where it was reached, with the number of examples that it was seen on."""
         if not self.validate_every:
             return {}
-        reached, learned = progress["steps_to_90"], progress["stages_learned"]
+        reached, learned = progress["steps_to_90"], progress["learned"]
         metrics: Metrics = {"n_validation": self.n_validation}
         metrics |= {} if reached is None else {"steps_to_90": reached}
         return metrics | ({} if self.learned_at is None else {"phases_learned": learned})
