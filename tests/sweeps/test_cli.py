@@ -98,7 +98,7 @@ def test_a_search_is_planned_with_what_follows_it(tmp_path: Path) -> None:
         [*command, "--dry-run"], env=environment(tmp_path), cwd=ROOT, text=True, capture_output=True
     )
     assert result.returncode == 0, result.stderr
-    assert "round 1 of 2. Planned with it: what follows the search" in result.stdout
+    assert "round 1 of 2. Planned with it: what follows the search" in " ".join(result.stdout.split())
     rows = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines() if " 0 " in line}
     assert rows["search"] == 9
     assert rows["finetune"] >= 3
