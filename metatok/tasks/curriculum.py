@@ -154,6 +154,41 @@ TINY = (
 )  # fmt: skip
 
 
+# Begins below Table 6's first phase, with one list of a few items, bits or words, so that small models can
+# learn what a task asks before they learn to do it at length. One item would be too few: its prompts are so
+# few that they are learned by heart.
+SHORT = (
+    Phase(
+        name="first", lists=(1, 1), items=((2, 4),),
+        copy_before=(1, 1), copy_length=(1, 2), copy_distance=(1, 1), tokens=(20, 32), reach=16,
+    ),
+    Phase(
+        name="few", lists=(1, 1), items=((2, 8),),
+        copy_before=(1, 1), copy_length=(2, 3), copy_distance=(1, 1), tokens=(24, 36), reach=32,
+    ),
+    Phase(
+        name="easy", lists=(1, 2), items=((4, 12),),
+        copy_before=(1, 4), copy_length=(3, 7), copy_distance=(1, 5), tokens=(28, 64), reach=64,
+    ),
+    Phase(
+        name="medium", lists=(3, 4), items=((6, 14),),
+        copy_before=(4, 12), copy_length=(6, 14), copy_distance=(5, 14), tokens=(44, 128), reach=128,
+    ),
+    Phase(
+        name="hard", lists=(5, 7), items=((12, 20),),
+        copy_before=(10, 25), copy_length=(12, 24), copy_distance=(12, 30), tokens=(90, 256), reach=256,
+    ),
+    Phase(
+        name="extra-hard", lists=(8, 10), items=((20, 36),),
+        copy_before=(30, 60), copy_length=(16, 32), copy_distance=(60, 110), tokens=(220, 512), reach=512,
+    ),
+    Phase(
+        name="long", lists=(8, 10), items=((48, 72),),
+        copy_before=(80, 130), copy_length=(24, 48), copy_distance=(140, 220), tokens=(460, 1024), reach=1024,
+    ),
+)  # fmt: skip
+
+
 class Curriculum(BaseModel):
     """The phases, easiest first, numbered from 1; the default is Table 6.
 
@@ -199,5 +234,9 @@ class Curriculum(BaseModel):
         return tuple(range(1, number + 1))
 
 
-CurriculumName = Literal["table6", "tiny"]
-CURRICULA: dict[CurriculumName, Curriculum] = {"table6": Curriculum(), "tiny": Curriculum.tiny()}
+CurriculumName = Literal["table6", "tiny", "short"]
+CURRICULA: dict[CurriculumName, Curriculum] = {
+    "table6": Curriculum(),
+    "tiny": Curriculum.tiny(),
+    "short": Curriculum(name="short", phases=SHORT),
+}

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from metatok.data.corpus import CorpusConfig
-from metatok.experiment import Ablate, Efficiency, Extend, Home, Probe, RateDistortion
+from metatok.experiment import Ablate, Efficiency, Extend, Home, Probe, RateDistortion, get_preset
 from metatok.experiment.design import distinct_inputs
 from metatok.experiment.design.kinds.finetune import eval_set, train_set
 from metatok.experiment.inputs import Inputs, ShardsConfig
 from metatok.model import Intervention
+from metatok.tasks import TaskDatasetConfig, build
 
 from . import tiny
 
@@ -118,3 +119,17 @@ def test_inputs_half_made_by_a_killed_process_are_not_ready(kind: str, tmp_path:
         done.rename(done.with_name(f".{done.name}.123.tmp"))
         assert not inputs.ready(train_set(cell))
         assert len(inputs.task_dataset(train_set(cell))) == 20
+
+
+@pytest.mark.parametrize("name", ["smoke", "laptop"])
+def test_every_task_set_of_a_preset_can_be_made(home: Home, tmp_path: Path, name: str) -> None:
+    """Its phases have examples of its lengths; fewer of them here than the preset asks for."""
+    inputs = Inputs(home.datasets)
+    made = 0
+    for config in distinct_inputs(get_preset(name).model_copy(update={"seeds": (0,)}).cells()):
+        if isinstance(config, TaskDatasetConfig) and config.max_tokens <= 256:
+            few = config.model_copy(update={"n_examples": 20})
+            tokenizer = inputs.tokenizer(config.tokenizer, config.corpus)
+            assert len(build(few, tokenizer, tmp_path / f"{made}")) == 20
+            made += 1
+    assert made > 20

@@ -79,18 +79,40 @@ def smoke() -> Preset:
 
 
 def laptop() -> Preset:
-    """Enough to test the claims: two CPU cores, three seeds, an hour or so."""
+    """Whether meta-tokens help at small size: two CPU cores, three seeds, every model with its controls.
+
+    First weights scatter wider than GPT-2's and pre-training is short, as otherwise task words' embeddings
+    come out alike and segment counting stays at its base rate; a short curriculum, phase by phase, for the
+    same reason. Each model and task has its own learning rate, searched on validation examples.
+    """
     small = smoke()
-    finetune = small.finetune.model_copy(
-        update={"n_test": 1000, "steps": (1500, 1000), "steps_by_task": {}, "n_train": 60_000}
-    )
     return small.model_copy(
         update={
             "name": "laptop",
+            "models": (
+                *("gpt2_ape", "pause_ape", "wide_ape", "meta_ape"),
+                *("gpt2_rope", "pause_rope", "wide_rope", "meta_rope"),
+            ),
             "seeds": (0, 1, 2),
-            "pretrain": small.pretrain.model_copy(update={"steps": 3000}),
+            "curriculum": "short",
+            "size": small.size.model_copy(update={"init_std": 0.08, "embedding_init_std": 0.2}),
+            "pretrain": small.pretrain.model_copy(
+                update={"optim": OptimConfig(learning_rate=5e-4, min_learning_rate=5e-5, warmup_steps=20)}
+            ),
             "extend": small.extend.model_copy(update={"finetune_steps": (500,), "n_test": 500}),
-            "finetune": finetune,
+            "finetune": FinetuneSettings(
+                train_lengths=(32, 64),
+                eval_lengths=(32, 64, 128),
+                n_train=20_000,
+                n_test=1000,
+                batch_size=32,
+                steps=(2500, 1500),
+                optim=OptimConfig(learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=50),
+                search=SearchSettings(candidates=3, learning_rates=(5e-4, 4e-3), n_validation=500),
+                validate_every=100,
+                n_validation=200,
+                learned_at=0.9,
+            ),
             "analysis": small.analysis.model_copy(
                 update={
                     "probe_examples": 100,
