@@ -178,14 +178,7 @@ SHORT = (
         name="hard", lists=(5, 7), items=((12, 20),),
         copy_before=(10, 25), copy_length=(12, 24), copy_distance=(12, 30), tokens=(90, 256), reach=256,
     ),
-    Phase(
-        name="extra-hard", lists=(8, 10), items=((20, 36),),
-        copy_before=(30, 60), copy_length=(16, 32), copy_distance=(60, 110), tokens=(220, 512), reach=512,
-    ),
-    Phase(
-        name="long", lists=(8, 10), items=((48, 72),),
-        copy_before=(80, 130), copy_length=(24, 48), copy_distance=(140, 220), tokens=(460, 1024), reach=1024,
-    ),
+    *TINY[3:],
 )  # fmt: skip
 
 
