@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from metatok import evaluation, training
+from metatok.config import Count
 from metatok.experiment.design.cell import Cell, check_positions
 from metatok.experiment.design.context import Context, Metrics, Outcome, table
 from metatok.experiment.design.cost import Cost, forward_cost, training_cost
@@ -44,11 +45,11 @@ class Finetune(Trained):
     base: Annotated[Pretrain | Published | Extend | Finetune, Field(discriminator="kind")]
     task: TaskName
     curriculum: Curriculum = Curriculum()
-    train_length: int = Field(ge=1)
-    eval_lengths: tuple[int, ...]
-    n_train: int = Field(default=90_000, ge=1)
-    n_test: int = Field(default=10_000, ge=1)
-    batch_size: int = Field(default=64, ge=1)
+    train_length: Count
+    eval_lengths: tuple[Count, ...]
+    n_train: Count = 90_000
+    n_test: Count = 10_000
+    batch_size: Count = 64
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[Finetune]:
