@@ -3,7 +3,7 @@
 import re
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
@@ -21,9 +21,9 @@ def one_line(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     where = ".".join(str(part) for part in first["loc"])
     given = first["input"]
-    named = first["type"] == "value_error" and (
-        not isinstance(given, str | int | float) or f"={given!r}:" in message
-    )
+    if first["type"] == "value_error" and isinstance(given, dict | BaseModel):
+        return f"{where}.{message}" if where else message  # of several fields, which it names itself
+    named = first["type"] == "value_error" and f"={given!r}:" in message
     return message if named or not where else f"{where}={given!r}: {message}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from metatok.config import Config, Count, NotNegative, Positive, Seed
 
 Site = Literal["meta", "last_non_meta"]
 SITES: tuple[Site, ...] = ("meta", "last_non_meta")
@@ -12,7 +12,7 @@ SITES: tuple[Site, ...] = ("meta", "last_non_meta")
 BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # section 5.1
 
 
-class RateDistortionConfig(BaseModel):
+class RateDistortionConfig(Config):
     """One fit. Section 5.1 gives the epochs, the batch size of 1 and the betas (`BETAS`).
 
     beta: the weight of the rate. latent_dim: the bottleneck's width L. learning_rate: Adam's.
@@ -20,11 +20,9 @@ class RateDistortionConfig(BaseModel):
     don't depend on beta, so that a curve's points share their noise.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    beta: float = Field(ge=0, allow_inf_nan=False)
-    latent_dim: int = Field(default=32, ge=1)
-    epochs: int = Field(default=5, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
-    n_samples: int = Field(default=16, ge=1)
-    seed: int = 0
+    beta: NotNegative
+    latent_dim: Count = 32
+    epochs: Count = 5
+    learning_rate: Positive = 1e-3
+    n_samples: Count = 16
+    seed: Seed = 0

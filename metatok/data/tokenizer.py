@@ -20,8 +20,9 @@ from typing import Literal, Self
 
 import numpy as np
 import tiktoken
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from metatok.config import Config, Count
 from metatok.data.files import replace_file
 from metatok.data.network import fetch
 from metatok.errors import ConfigError
@@ -43,13 +44,11 @@ _WHITE_SPACE_RUN = re.compile(f"[{_WHITE_SPACE}]*")
 _PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
-class TokenizerConfig(BaseModel):
+class TokenizerConfig(Config):
     """Which tokenizer. `vocab_size` (bpe only) counts all ids, the two special ones included."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: Literal["gpt2", "bpe"] = "gpt2"
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

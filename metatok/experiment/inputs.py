@@ -13,8 +13,9 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from metatok.config import Config
 from metatok.data.corpus import CorpusConfig, open_corpus
 from metatok.data.shards import ShardSet
 from metatok.data.tokenize import Progress, finish_shards, tokenize_file, tokenize_steps
@@ -27,10 +28,8 @@ TOKENIZER_DOCUMENTS = 64
 TOKENIZER_EXAMPLES = 600  # of each task and phase
 
 
-class ShardsConfig(BaseModel):
+class ShardsConfig(Config):
     """A corpus tokenised by a tokenizer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     corpus: CorpusConfig
     tokenizer: TokenizerConfig
@@ -115,13 +114,11 @@ class Inputs:
             gpt2()
 
 
-class TokenizerText(BaseModel):
+class TokenizerText(Config):
     """What a tokenizer is made from; a ready-made encoding needs no text.
 
     generator: of the task text, as in TaskDatasetConfig.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     config: TokenizerConfig
     corpus: CorpusConfig | None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from metatok.config import LARGEST, Config, Count, Natural, NotNegative, Positive, Share
 from metatok.errors import ConfigError, one_line
 
 PositionName = Literal["ape", "rope", "yarn", "nope", "alibi"]
@@ -39,7 +40,7 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-class YarnConfig(BaseModel):
+class YarnConfig(Config):
     """YaRN's settings (arXiv 2309.00071); the defaults are the paper's Table 5.
 
     scale: new context / original context, at least 1. original_context: tokens the model was trained on.
@@ -47,14 +48,12 @@ class YarnConfig(BaseModel):
     which it is divided by `scale`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     scale: float = Field(ge=1)
-    original_context: int = Field(ge=1)
-    beta_fast: float = Field(default=32.0, gt=0)
-    beta_slow: float = Field(default=1.0, gt=0)
-    extrapolation_factor: float = Field(default=1.0, ge=0)
-    attn_factor: float = Field(default=1.0, gt=0)
+    original_context: Count
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    extrapolation_factor: NotNegative = 1.0
+    attn_factor: Positive = 1.0
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -69,7 +68,7 @@ def _is_gpt2s(std: float) -> bool:
     return std == GPT2_STD
 
 
-class GPTConfig(BaseModel):
+class GPTConfig(Config):
     """Shape of one model. The defaults are GPT-2 small as nanoGPT builds it, with meta-attention and RoPE.
 
     vocab_size: token ids the model may see or predict: gpt2's 50,257 and the meta token.
@@ -81,24 +80,22 @@ class GPTConfig(BaseModel):
     Errors: pydantic's ValidationError, a ValueError, naming the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    vocab_size: int = Field(default=50258, ge=1)
-    meta_token_id: int = Field(default=50257, ge=0)
-    context_length: int = Field(default=1024, ge=1)
-    n_layer: int = Field(default=12, ge=1)
-    n_head: int = Field(default=12, ge=1)
-    n_embd: int = Field(default=768, ge=1)
+    vocab_size: Count = 50258
+    meta_token_id: Natural = 50257
+    context_length: Count = 1024
+    n_layer: Count = 12
+    n_head: Count = 12
+    n_embd: Count = 768
     position: PositionName = "rope"
     extra_attention: ExtraAttention = "meta"
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     bias: bool = False
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: Share = 0.0
     rope_theta: float = Field(default=10000.0, gt=1)
     yarn: YarnConfig | None = None
     # Left out of what is hashed where they are GPT-2's, as configurations were before there were any.
-    init_std: float = Field(default=GPT2_STD, gt=0, allow_inf_nan=False, exclude_if=_is_gpt2s)
-    embedding_init_std: float = Field(default=GPT2_STD, gt=0, allow_inf_nan=False, exclude_if=_is_gpt2s)
+    init_std: float = Field(default=GPT2_STD, gt=0, exclude_if=_is_gpt2s)
+    embedding_init_std: float = Field(default=GPT2_STD, gt=0, exclude_if=_is_gpt2s)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -184,8 +181,11 @@ class GPTConfig(BaseModel):
         """
         if self.position != "rope":
             raise ConfigError(f"position='{self.position}' cannot be extended; YaRN needs 'rope'")
-        if scale < 1:
-            raise ConfigError(f"scale={scale} must be at least 1; give new context / {self.context_length}")
+        if not 1 <= scale <= LARGEST / self.context_length:
+            raise ConfigError(
+                f"scale={scale} must be at least 1, and the new context at most {LARGEST}; "
+                f"give new context / {self.context_length}"
+            )
         yarn = {"original_context": self.context_length, **yarn_fields, "scale": scale}
         changed = {"position": "yarn", "context_length": round(self.context_length * scale), "yarn": yarn}
         return self._checked({**self.model_dump(), **changed})

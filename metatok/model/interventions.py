@@ -6,15 +6,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
+from metatok.config import Config, NotNegative, Seed
 from metatok.randomness import generator
 
 if TYPE_CHECKING:  # an intervention is described without torch
     from torch import Tensor
 
 
-class Intervention(BaseModel):
+class Intervention(Config):
     """What is taken from the meta tokens, and from them alone.
 
     zero_position: no position. APE: the table's row is 0. RoPE and YaRN: the token's query and key are
@@ -27,12 +28,10 @@ class Intervention(BaseModel):
     NoPE and ALiBi have no position at a token: there a position intervention is a ValueError in the model.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     zero_position: bool = False
     zero_embedding: bool = False
-    position_noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    noise_seed: int = 0
+    position_noise: NotNegative = 0.0
+    noise_seed: Seed = 0
 
     @model_validator(mode="after")
     def _one_change_of_position(self) -> Self:

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.text import Text
 
 from metatok.commands import Command, run_command
+from metatok.config import LARGEST, Count, Natural, Seed
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import Tokenizer, TokenizerConfig, gpt2
 from metatok.errors import ConfigError
 from metatok.tasks.base import PAUSE, Example
-from metatok.tasks.curriculum import CURRICULA, CurriculumName
+from metatok.tasks.curriculum import CURRICULA, CurriculumName, PhaseNumber
 from metatok.tasks.dataset import Split, TaskDatasetConfig, build, encode_example
 from metatok.tasks.registry import get_task, task_class, task_name
 from metatok.tasks.text import corpus_text
 
 PAPER_EXAMPLES: dict[Split, int] = {"train": 90_000, "validation": 10_000, "test": 10_000}
-UNBOUNDED = 2**31 - 1
 
 TaskArgument = Annotated[
     str,
@@ -38,10 +38,10 @@ class Show:
     """Print examples as the paper's appendix H does, with token counts."""
 
     task: TaskArgument = ""
-    phase: int = 1  # difficulty, from 1
-    n: int = 3  # how many examples
-    seed: int = 0
-    index: int = 0  # the first example's
+    phase: PhaseNumber = 1  # difficulty, from 1
+    n: Count = 3  # how many examples
+    seed: Seed = 0
+    index: Natural = 0  # the first example's
     tokenizer: str = "gpt2"  # gpt2, or a tokenizer's json file
     curriculum: CurriculumName = "table6"
     corpus: CorpusConfig = field(default_factory=CorpusConfig)  # where a task that needs text finds it
@@ -66,12 +66,12 @@ class Export:
 
     task: TaskArgument = ""
     out: Path | None = None  # the file, ending in .jsonl or .parquet
-    phase: int | None = None  # the one to draw from; default: all that max_tokens reaches
+    phase: PhaseNumber | None = None  # the one to draw from; default: all that max_tokens reaches
     split: Split = "train"
-    n: int | None = None  # how many; default: the paper's 90,000 of train, 10,000 of the others
-    seed: int = 0
-    min_tokens: int = 0  # the prompt has more
-    max_tokens: int | None = None  # prompt and completion have at most so many
+    n: Count | None = None  # how many; default: the paper's 90,000 of train, 10,000 of the others
+    seed: Seed = 0
+    min_tokens: Natural = 0  # the prompt has more
+    max_tokens: Count | None = None  # prompt and completion have at most so many
     tokenizer: str = "gpt2"  # gpt2, or a tokenizer's json file
     curriculum: CurriculumName = "table6"
     corpus: CorpusConfig = field(default_factory=CorpusConfig)  # where a task that needs text finds it
@@ -100,7 +100,7 @@ class Export:
             phase=self.phase,
             split=self.split,
             min_tokens=self.min_tokens,
-            max_tokens=UNBOUNDED if self.max_tokens is None else self.max_tokens,
+            max_tokens=LARGEST if self.max_tokens is None else self.max_tokens,
             n_examples=PAPER_EXAMPLES[self.split] if self.n is None else self.n,
             seed=self.seed,
         )

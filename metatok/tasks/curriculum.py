@@ -10,13 +10,16 @@ so its words, chosen here, put half or more of its prompts in the range of every
 """
 
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field, model_validator
 
+from metatok.config import Config
 from metatok.errors import ConfigError
 
 Range = tuple[int, int]  # both ends included
+# To ask for by number. Each phase after the last row has examples twice as long, the 16th ones of 4M words.
+PhaseNumber = Annotated[int, Field(ge=1, le=16)]
 
 N_CATEGORIES = 20
 
@@ -27,7 +30,7 @@ def pick(span: Range, u: float) -> int:
     return low + int(u * (high - low + 1))
 
 
-class Phase(BaseModel):
+class Phase(Config):
     """One row of Table 6.
 
     lists         number of lists m
@@ -38,8 +41,6 @@ class Phase(BaseModel):
     tokens        approximate prompt length that the paper states, in tokens
     reach         shortest train length, in tokens, whose examples are drawn from this phase
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     lists: Range
@@ -182,14 +183,12 @@ SHORT = (
 )  # fmt: skip
 
 
-class Curriculum(BaseModel):
+class Curriculum(Config):
     """The phases, easiest first, numbered from 1; the default is Table 6.
 
     `repeat_target`: list recall writes its target list once more, with the meta token in it, before the
     question, as the paper's appendix H does; False puts the meta token into the list where it stands.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = "table6"
     phases: tuple[Phase, ...] = TABLE_6

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
+from metatok.config import Config, Count, Natural, Seed
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import Tokenizer, TokenizerConfig
 from metatok.errors import ConfigError
 from metatok.randomness import generator
 from metatok.tasks.base import Example, Task
-from metatok.tasks.curriculum import Curriculum
+from metatok.tasks.curriculum import Curriculum, PhaseNumber
 from metatok.tasks.registry import TaskName, get_task, task_class
 from metatok.tasks.text import corpus_text
 
@@ -37,7 +38,7 @@ _MIN_FIT = 0.02
 _ARRAYS = ("tokens", "offsets", "prompt_lengths", "phases", "indices")
 
 
-class TaskDatasetConfig(BaseModel):
+class TaskDatasetConfig(Config):
     """Which examples.
 
     The prompt has more than min_tokens, prompt and completion with its end-of-text token at most max_tokens.
@@ -47,20 +48,18 @@ class TaskDatasetConfig(BaseModel):
     out; meta.json counts the examples of each.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     # Raised when the same settings give other examples, so that an old data set is not taken for them.
     generator: Literal[3] = 3
     task: TaskName
     tokenizer: TokenizerConfig = TokenizerConfig()
     curriculum: Curriculum = Curriculum()
     corpus: CorpusConfig = CorpusConfig()
-    phase: int | None = Field(default=None, ge=1)
+    phase: PhaseNumber | None = None
     split: Split = "train"
-    min_tokens: int = Field(default=0, ge=0)
-    max_tokens: int = Field(ge=1)
-    n_examples: int = Field(ge=1)
-    seed: int = 0
+    min_tokens: Natural = 0
+    max_tokens: Count
+    n_examples: Count
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from metatok.config import Config, Count, Natural, NotNegative, Positive, Share
 
 
-class OptimConfig(BaseModel):
+class OptimConfig(Config):
     """AdamW with linear warm-up, cosine decay and gradient clipping (paper Table 4; schedule as nanoGPT's).
 
     decay_steps: step at which the learning rate reaches min_learning_rate; None = the run's last step.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    learning_rate: float = Field(default=6e-4, gt=0)
-    min_learning_rate: float = Field(default=6e-5, ge=0)
-    warmup_steps: int = Field(default=0, ge=0)
-    decay_steps: int | None = Field(default=None, ge=1)
-    weight_decay: float = Field(default=0.1, ge=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    grad_clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0 = no clipping")
+    learning_rate: Positive = 6e-4
+    min_learning_rate: NotNegative = 6e-5
+    warmup_steps: Natural = 0
+    decay_steps: Count | None = None
+    weight_decay: NotNegative = 0.1
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    grad_clip: NotNegative = Field(default=1.0, description="largest gradient norm; 0 = no clipping")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 from pydantic import ValidationError
 
+from metatok.commands import parse_options
 from metatok.data.corpus import open_corpus
 from metatok.errors import ConfigError, one_line
 from metatok.experiment import Home, Preset, get_preset
@@ -37,17 +38,10 @@ def parse(arguments: Sequence[str], stage: str | None, description: str) -> Comm
     preset = get_preset(_value_of("--preset", arguments) or "smoke")
     if stage is not None:
         preset = preset.model_copy(update={"stages": (stage,)})
+    default = Command(fields=preset, preset=preset.name)
+    command, unknown = parse_options(Command, arguments, default=default, description=description)
     try:
-        command, unknown = tyro.cli(
-            Command,
-            args=list(arguments),
-            default=Command(fields=preset, preset=preset.name),
-            description=description,
-            return_unknown_args=True,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-        # Checked again as a whole: options replace fields one by one.
-        fields = Preset.model_validate(command.fields.model_dump())
+        fields = Preset.model_validate(command.fields)
     except ValidationError as error:
         raise ConfigError(one_line(error)) from None
     if unknown:
@@ -101,8 +95,9 @@ def _suggestion(option: str, preset: Preset) -> str:
         "--home",
         *(f"--{name}" for name in _field_names(preset.model_dump(), "")),
     ]
-    close = difflib.get_close_matches(option.partition("=")[0].replace("_", "-"), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    typed = option.partition("=")[0].replace("_", "-")
+    close = difflib.get_close_matches(typed, known, n=1)
+    return f" (did you mean {close[0]}?)" if close and close[0] != typed else ""
 
 
 def _field_names(fields: dict, prefix: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Corpora: every source gives its documents, dirt is counted, mistakes are told at once."""
 
+import codecs
 import gzip
 import json
 import socket
@@ -13,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from metatok.data import corpus as module
+from metatok.data import formats
 from metatok.data.corpus import Corpus, CorpusConfig, open_corpus, unusable
 from metatok.errors import ConfigError
 
@@ -131,8 +133,8 @@ def test_damaged_files_of_every_kind_are_read_as_far_as_they_go(folder: Path) ->
 
 
 def test_huge_files_and_lines_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TEXT_CHARACTERS", 100)
-    monkeypatch.setattr(module, "MAX_LINE_BYTES", 120)
+    monkeypatch.setattr(formats, "TEXT_CHARACTERS", 100)
+    monkeypatch.setattr(formats, "MAX_LINE_BYTES", 120)
     lines = [f"line {i} of a long text\r\n" for i in range(50)]
     (tmp_path / "a.txt").write_bytes("".join(lines).encode())
     (tmp_path / "b.txt").write_text("x" * 450)
@@ -156,6 +158,42 @@ def test_the_share_read_grows_to_all(folder: Path) -> None:
         assert shares == sorted(shares)
         assert 0 <= shares[0] < 0.5 or len(shares) < 3
         assert corpus.share() == 1.0
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz", "a.jsonl.gz", "a.txt"])
+def test_a_byte_order_mark_costs_no_document(tmp_path: Path, name: str) -> None:
+    plain = b"one\ntwo" if name == "a.txt" else json_lines("one", "two").encode()
+    read = {}
+    for head, folder in ((b"", "plain"), (codecs.BOM_UTF8, "marked")):
+        path = tmp_path / folder / name
+        path.parent.mkdir()
+        path.write_bytes(gzip.compress(head + plain) if name.endswith(".gz") else head + plain)
+        problems: Counter[str] = Counter()
+        read[folder] = list(open_corpus(files(path)).documents(name, problems))
+        assert not problems
+    assert read["marked"] == read["plain"] != []
+
+
+def test_a_file_of_a_byte_order_mark_alone_is_empty(tmp_path: Path) -> None:
+    for name in ("a.json", "b.txt"):
+        (tmp_path / name).write_bytes(codecs.BOM_UTF8)
+    assert documents(open_corpus(files(tmp_path))) == []
+
+
+def test_further_on_the_mark_is_the_texts_own(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json_lines("one \ufeff two"))
+    (tmp_path / "b.txt").write_text("\ufeff\ufeffthree \ufeff")
+    assert documents(open_corpus(files(tmp_path))) == ["one \ufeff two", "\ufeffthree \ufeff"]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.txt"])
+@pytest.mark.parametrize("encoding", ["UTF-16-LE", "UTF-16-BE", "UTF-32-LE", "UTF-32-BE"])
+def test_another_encoding_is_refused_by_name(tmp_path: Path, name: str, encoding: str) -> None:
+    text = ("\ufeff" + json_lines("one")).encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    with pytest.raises(ConfigError, match=rf"{name}' is {encoding[:6]}; convert it to UTF-8") as refused:
+        open_corpus(files(tmp_path))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_choice_is_what_its_fine_tunes_train_with_and_only_those():
     "mistake", [{"candidates": 1}, {"learning_rates": (1e-3, 1e-4)}, {"step_factors": (0.0,)}]
 )
 def test_mistakes_are_refused(mistake):
-    with pytest.raises(ValidationError, match=f"finetune.search.{next(iter(mistake))}"):
+    with pytest.raises(ValidationError, match=next(iter(mistake))):
         SearchSettings(**mistake)
 
 

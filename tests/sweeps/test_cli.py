@@ -30,6 +30,37 @@ def run(monkeypatch: pytest.MonkeyPatch, home: Path, *arguments: str) -> int:
         (("--stages", "train"), "stages='train': unknown, choose one of pretrain"),
         (("--task", "parity"), "option '--task' is unknown (did you mean --tasks?)"),
         (("--finetune.train-lengths", "64", "512"), "train_length=512 is over the context of gpt2_ape, 128"),
+        (("--finetune.train-lengths", "128", "64"), "finetune.train_lengths=(128, 64): give lengths"),
+        (
+            ("--extend.eval-lengths", "256", "256"),
+            "extend.eval_lengths=(256, 256): give lengths",
+        ),
+        (
+            ("--pretrain.optim.min-learning-rate", "1"),
+            "pretrain.optim.min_learning_rate=1.0 is above",
+        ),
+        (
+            ("--finetune.search.learning-rates", "1", "0.1"),
+            "finetune.search.learning_rates=(1.0, 0.1)",
+        ),
+        (
+            ("--finetune.search.learning-rates", "0.1"),
+            "Missing value for argument '--finetune.search",
+        ),
+        (
+            ("--finetune.search.step-factors", "1e300"),
+            "finetune.search.step_factors=(1e+300,)",
+        ),
+        (("--extend.scales", "1e300"), "scale=1e+300 must be at least 1, and the new context at most"),
+        (
+            ("--corpus.validation-fraction", "0"),
+            "corpus.validation_fraction=0: the final loss",
+        ),
+        (("--tokenizer.vocab-size", "100"), "tokenizer.vocab_size=100: bpe needs at least 258"),
+        (
+            ("--precision", "fp8"),
+            "invalid choice 'fp8' for argument '--precision'",
+        ),
         (("--corpus.source", "files", "--corpus.paths", "/no/such/*.txt"), "/no/such/*.txt"),
     ],
 )

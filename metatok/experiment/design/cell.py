@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, Union, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from metatok import training
+from metatok.config import Config
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
 from metatok.experiment.design.context import Context, Outcome
@@ -55,15 +56,13 @@ class Root(Protocol):
         """A model of this configuration, for the root's weights or those trained from them."""
 
 
-class Cell(BaseModel):
+class Cell(Config):
     """What all kinds share. A kind is a subclass whose `kind` has a default: its name.
 
     version: bumping it is how a fixed bug invalidates old results. stage: of the sweep; default the kind's
     name. distributed: whether a group of DDP processes runs it. alone: whether nothing may run beside it, as
     beside a measurement of speed. keeps_weights: whether it leaves a checkpoint for others to build on.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ClassVar[int] = 1
     stage: ClassVar[str]

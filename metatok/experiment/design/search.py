@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from metatok.config import Config, Count, Natural, Positive
 from metatok.randomness import generator
 
 
-class Setting(BaseModel):
+class Setting(Config):
     """What a search decides. step_factor multiplies the preset's steps of every train length."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    learning_rate: float = Field(gt=0)
-    step_factor: float = Field(gt=0)
+    learning_rate: Positive
+    step_factor: Positive
 
 
 class Choice(Setting):
@@ -29,11 +28,11 @@ class Choice(Setting):
     model: str
     task: str
     candidate: str
-    exact_match: float
-    n: int
+    exact_match: Annotated[float, Field(ge=0, le=1)]
+    n: Count
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(Config):
     """Learning rate and steps of fine-tuning, for each model and task by itself.
 
     candidates: how many settings are tried; 0 = no search. Their learning rates lie one in each of as many
@@ -44,27 +43,19 @@ class SearchSettings(BaseModel):
     any other, and an interrupted search chooses what an uninterrupted one does.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    candidates: int = Field(default=0, ge=0)
-    learning_rates: tuple[float, float] = (1e-5, 1e-3)
-    step_factors: tuple[float, ...] = Field(default=(1.0,), min_length=1)
-    reduction: int = Field(default=3, ge=2)
-    n_validation: int = Field(default=1000, ge=1)
+    candidates: Natural = 0
+    learning_rates: tuple[Positive, Positive] = (1e-5, 1e-3)
+    step_factors: tuple[Positive, ...] = Field(default=(1.0,), min_length=1)
+    reduction: Count = Field(default=3, ge=2)
+    n_validation: Count = 1000
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         low, high = self.learning_rates
-        if not 0 < low <= high:
-            raise ValueError(
-                f"finetune.search.learning_rates={self.learning_rates}: give two bounds above 0, lower first"
-            )
-        if min(self.step_factors) <= 0:
-            raise ValueError(f"finetune.search.step_factors={self.step_factors}: all must be above 0")
+        if low > high:
+            raise ValueError(f"learning_rates={self.learning_rates}: give two bounds, the lower one first")
         if self.candidates == 1:
-            raise ValueError(
-                "finetune.search.candidates=1: give at least 2 to choose from, or 0 for no search"
-            )
+            raise ValueError("candidates=1: give at least 2 to choose from, or 0 for no search")
         return self
 
     @property

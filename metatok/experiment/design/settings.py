@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
+
+from metatok.config import Config, Count, Natural, NotNegative, Positive
 
 
-class RunSettings(BaseModel):
+class RunSettings(Config):
     """Resources and intervals.
 
     workers: DDP processes of a pre-training. train_cpus, train_gpus: what one of them claims. trial_cpus,
@@ -16,21 +18,19 @@ class RunSettings(BaseModel):
     micro_batch_size: sequences a forward pass. keep_checkpoints: step checkpoints kept a cell.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    workers: int = Field(default=4, ge=1)
-    train_cpus: float = Field(default=8, gt=0)
-    train_gpus: float = Field(default=1, ge=0)
-    trial_cpus: float = Field(default=4, gt=0)
-    trial_gpus: float = Field(default=0.5, ge=0)
+    workers: Count = 4
+    train_cpus: Positive = 8
+    train_gpus: NotNegative = 1
+    trial_cpus: Positive = 4
+    trial_gpus: NotNegative = 0.5
     share_trainer: bool = False
-    micro_batch_size: int = Field(default=12, ge=1)
-    finetune_micro_batch_size: int = Field(default=64, ge=1)
-    eval_batch_size: int = Field(default=64, ge=1)
-    log_every: int = Field(default=10, ge=1)
-    checkpoint_every: int = Field(default=1000, ge=1)
-    keep_checkpoints: int = Field(default=2, ge=1)
-    max_retries: int = Field(default=2, ge=0)
+    micro_batch_size: Count = 12
+    finetune_micro_batch_size: Count = 64
+    eval_batch_size: Count = 64
+    log_every: Count = 10
+    checkpoint_every: Count = 1000
+    keep_checkpoints: Count = 2
+    max_retries: Natural = 2
     compile: bool = False
 
     def halved(self, sequences: int | None = None) -> RunSettings:

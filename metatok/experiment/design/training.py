@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from metatok import data, training
+from metatok.config import Count, Seed
 from metatok.experiment.design.cell import ModelCell
 from metatok.experiment.design.context import Context, Outcome
 from metatok.experiment.design.cost import Cost, training_cost, weights_disk
@@ -26,10 +25,10 @@ class Trained(ModelCell):
     """A cell that trains for so many optimiser steps; batch_size: sequences a step over all workers."""
 
     optim: OptimConfig = OptimConfig()
-    batch_size: int = Field(ge=1)
-    steps: int = Field(ge=1)
+    batch_size: Count
+    steps: Count
     precision: Precision = "fp32"
-    seed: int = 0
+    seed: Seed = 0
 
     def checkpoint_disk(self, settings: RunSettings) -> int:
         """Weights and Adam's two moments, in fp32; a new one is written before the oldest goes."""
@@ -97,7 +96,7 @@ class CorpusTrained(Trained):
 
     distributed = True
     keeps_weights = True
-    validation_sequences: int = Field(default=200, ge=1)
+    validation_sequences: Count = 200
 
     def inputs(self) -> Iterator[InputConfig]:
         yield ShardsConfig(corpus=self.root.corpus, tokenizer=self.root.tokenizer)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from metatok import evaluation
 from metatok import model as models
+from metatok.config import Count, Seed
 from metatok.experiment.design.cell import Cell, variant_name
 from metatok.experiment.design.context import Context, Metrics, Outcome
 from metatok.experiment.design.cost import Cost, forward_cost
@@ -40,12 +41,12 @@ class Efficiency(Cell):
     kind: Literal["efficiency"] = "efficiency"
     model: GPTConfig
     meta_fraction: float = Field(default=0.1, gt=0, lt=1)
-    batch_size: int = Field(default=4, ge=1)
-    prompt_tokens: int = Field(default=448, ge=1)
-    new_tokens: int = Field(default=448, ge=2)
-    repeats: int = Field(default=20, ge=1)
+    batch_size: Count = 4
+    prompt_tokens: Count = 448
+    new_tokens: Count = Field(default=448, ge=2)
+    repeats: Count = 20
     precision: Precision = "fp32"
-    seed: int = 0
+    seed: Seed = 0
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[Efficiency]:
@@ -69,8 +70,8 @@ class Efficiency(Cell):
         longest = self.prompt_tokens + int(self.meta_fraction * self.prompt_tokens) + self.new_tokens
         if self.model.position == "ape" and longest > self.model.context_length:
             raise ValueError(
-                f"prompt_tokens={self.prompt_tokens}: with meta and new tokens that is "
-                f"{longest}, over the context of {self.model.context_length}; take a shorter prompt"
+                f"prompt_tokens={self.prompt_tokens}, new_tokens={self.new_tokens}: with meta tokens that is "
+                f"{longest}, over the context of {self.model.context_length}; take fewer"
             )
         return self
 

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from metatok.config import Count
 from metatok.experiment.design.cell import Cell
 from metatok.experiment.design.context import Context, Outcome
 from metatok.experiment.design.kinds.pretrain import Pretrain
@@ -23,9 +24,9 @@ class Extend(CorpusTrained):
     base: Pretrain
     scale: float = Field(gt=1)
     optim: OptimConfig = OptimConfig(learning_rate=2e-5, min_learning_rate=2e-5)
-    batch_size: int = Field(default=480, ge=1)
-    steps: int = Field(default=400, ge=1)
-    validation_sequences: int = Field(default=50, ge=1)
+    batch_size: Count = 480
+    steps: Count = 400
+    validation_sequences: Count = 50
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[Extend]:

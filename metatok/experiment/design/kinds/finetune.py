@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from metatok import evaluation, tasks, training
+from metatok.config import Count, Natural
 from metatok.experiment.design.cell import Cell, check_positions
 from metatok.experiment.design.context import Context, Metrics, Outcome, table
 from metatok.experiment.design.cost import Cost, forward_cost, training_cost
@@ -52,14 +53,14 @@ class Finetune(Trained):
     base: Annotated[Pretrain | Published | Extend | Finetune, Field(discriminator="kind")]
     task: TaskName
     curriculum: Curriculum = Curriculum()
-    train_length: int = Field(ge=1)
-    eval_lengths: tuple[int, ...]
-    n_train: int = Field(default=90_000, ge=1)
-    n_test: int = Field(default=10_000, ge=1)
-    batch_size: int = Field(default=64, ge=1)
+    train_length: Count
+    eval_lengths: tuple[Count, ...]
+    n_train: Count = 90_000
+    n_test: Count = 10_000
+    batch_size: Count = 64
     # Left out of a fingerprint where they are off, as cells were before there were any.
-    validate_every: int = Field(default=0, ge=0, exclude_if=_is_off)
-    n_validation: int = Field(default=0, ge=0, exclude_if=_is_off)
+    validate_every: Natural = Field(default=0, exclude_if=_is_off)
+    n_validation: Natural = Field(default=0, exclude_if=_is_off)
     learned_at: float | None = Field(default=None, gt=0, le=1, exclude_if=_is_off)
 
     @classmethod

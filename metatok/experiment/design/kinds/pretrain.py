@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from metatok import model as models
+from metatok.config import Count, Share
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
 from metatok.experiment.design.cell import Cell, variant_name
@@ -30,9 +31,9 @@ class Pretrain(CorpusTrained):
     model: GPTConfig
     corpus: CorpusConfig = CorpusConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    meta_fraction: float = Field(default=0.1, ge=0, lt=1)
-    batch_size: int = Field(default=480, ge=1)
-    steps: int = Field(default=200_000, ge=1)
+    meta_fraction: Share = 0.1
+    batch_size: Count = 480
+    steps: Count = 200_000
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[Pretrain]:
@@ -65,6 +66,14 @@ class Pretrain(CorpusTrained):
             raise ValueError(
                 f"model.vocab_size={self.model.vocab_size}, model.meta_token_id={self.model.meta_token_id}: "
                 f"the tokenizer {self.tokenizer.name} has {expected} ids, the last of which is the meta token"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _text_is_held_out(self) -> Self:
+        if self.corpus.validation_fraction == 0:
+            raise ValueError(
+                "corpus.validation_fraction=0: the final loss is of text held out; give more than 0"
             )
         return self
 

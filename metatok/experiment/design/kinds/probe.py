@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from metatok import analysis, tasks
+from metatok.config import Count
 from metatok.experiment.design.cell import Cell, check_positions
 from metatok.experiment.design.context import Context, Metrics, Outcome, table
 from metatok.experiment.design.cost import Cost, forward_cost
@@ -33,8 +34,8 @@ class Probe(Cell):
     kind: Literal["probe"] = "probe"
     base: Finetune
     analysis: Analysis
-    eval_length: int = Field(ge=1)
-    n_examples: int = Field(default=100, ge=1)
+    eval_length: Count
+    n_examples: Count = 100
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[Probe]:

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from metatok import analysis, tasks
+from metatok.config import Count, NotNegative, Positive, Seed
 from metatok.experiment.design.cell import Cell, check_positions
 from metatok.experiment.design.context import Context, Outcome
 from metatok.experiment.design.cost import Cost, forward_cost
@@ -35,15 +36,15 @@ class RateDistortion(Cell):
     kind: Literal["rate_distortion"] = "rate_distortion"
     base: Annotated[Pretrain | Extend | Finetune, Field(discriminator="kind")]
     site: Literal["meta", "last_non_meta"]
-    beta: float = Field(ge=0)
+    beta: NotNegative
     task: TaskName = "list_recall"
     curriculum: Curriculum = Curriculum()
-    max_tokens: int = Field(ge=1)
-    n_examples: int = Field(default=50, ge=2)
-    latent_dim: int = Field(default=32, ge=1)
-    epochs: int = Field(default=5, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
-    seed: int = 0
+    max_tokens: Count
+    n_examples: Count = Field(default=50, ge=2)
+    latent_dim: Count = 32
+    epochs: Count = 5
+    learning_rate: Positive = 1e-3
+    seed: Seed = 0
 
     @classmethod
     def planned(cls, preset: Preset, seed: int, cells: Sequence[Cell]) -> Iterator[RateDistortion]:
