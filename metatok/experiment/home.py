@@ -47,8 +47,10 @@ class Home:
         """
         home = cls(_root(path))
         file = Path(home.tracking_uri.removeprefix("sqlite:///"))
-        could_be = all(folder.is_dir() for folder in (home.root, *home.root.parents) if folder.exists())
-        if could_be and home.tracking_uri.startswith("sqlite:///") and not file.is_file():
+        # os.path's functions, unlike Path's, take a folder that may not be read for one that is not there.
+        above = (folder for folder in (home.root, *home.root.parents) if os.path.exists(folder))
+        could_be = all(map(os.path.isdir, above))
+        if could_be and home.tracking_uri.startswith("sqlite:///") and not os.path.isfile(file):
             raise ConfigError(
                 f"no ledger at {file}; run sweeps/full_paper.py first, or give --home or METATOK_HOME"
             )

@@ -157,7 +157,7 @@ TINY = (
 
 # Begins below Table 6's first phase, with one list of a few items, bits or words, so that small models can
 # learn what a task asks before they learn to do it at length. One item would be too few: its prompts are so
-# few that they are learned by heart.
+# few that they are learned by heart, as parity's of the first phase are, of which there are 98.
 SHORT = (
     Phase(
         name="first", lists=(1, 1), items=((2, 4),),

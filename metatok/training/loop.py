@@ -49,8 +49,8 @@ class Batch(Protocol):
 class Diverged(FloatingPointError):
     """The loss or the gradient's norm of a step is not finite: what the model became is no result.
 
-    step counts from 1. last_loss: nats/token, of the last finite step, NaN if there was none. indices: of
-    the samples of the step's batch.
+    step counts from 1. last_loss: nats/token, of the last finite step since training began or was resumed,
+    NaN if there was none. indices: of the samples of the step's batch.
     """
 
     def __init__(self, step: int, last_loss: float, indices: list[int]):
@@ -133,6 +133,15 @@ def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def _of_all_ranks(mine: list[int]) -> list[int]:
+    """The ranks' lists, one after the other."""
+    if world()[1] == 1:
+        return mine
+    lists: list[list[int]] = [[] for _ in range(world()[1])]
+    dist.all_gather_object(lists, mine)
+    return [item for each in lists for item in each]
 
 
 def token_loss(module: nn.Module, batch: Batch, precision: Precision, device: str) -> Tensor:
@@ -221,29 +230,51 @@ def train(
     module = _wrapped(model, settings)
     window = _Window(settings.device)
     while state.step < steps:
-        for group in optimizer.param_groups:
-            group["lr"] = optim.rate_at(state.step, steps)
-        if model.cfg.dropout:  # a function of the step, as the data are: a resumed run draws the same
-            torch.manual_seed(torch_seed(0, f"dropout/{world()[0]}/{state.step}"))
         batch = batches(state.step)
-        loss, counted = _accumulate(module, batch, precision, settings)
-        clip = optim.grad_clip or float("inf")
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        rate = optim.rate_at(state.step, steps)
+        _seed_dropout(model, state.step)
+        window.add(*_step(module, optimizer, batch, rate, optim.grad_clip, precision, settings))
         state.step += 1
-        window.add(loss, counted, grad_norm, batch.tokens.numel() * world()[1])
-        evaluates = evaluate_every and (state.step % evaluate_every == 0 or state.step == steps)
-        if evaluates or state.step % settings.log_every == 0 or state.step == steps:
+        last = state.step == steps
+        logs = last or state.step % settings.log_every == 0
+        evaluates = evaluate_every and (last or state.step % evaluate_every == 0)
+        if logs or evaluates:
             window.check(state.step, batches)
-        if state.step % settings.log_every == 0 or state.step == steps:
-            on_log(state.step, window.close() | {"learning_rate": optimizer.param_groups[0]["lr"]})
+        line = window.close() | {"learning_rate": rate} if logs else {}
         if evaluates:
-            on_log(state.step, on_evaluate(state.step))
+            with window.stopped():
+                line |= on_evaluate(state.step)
             model.train()
-        if state.step % settings.checkpoint_every == 0 and state.step < steps:
+        if line:
+            on_log(state.step, line)
+        if state.step % settings.checkpoint_every == 0 and not last:
             on_checkpoint(state)
     return state
+
+
+def _seed_dropout(model: GPT, step: int) -> None:
+    """Draws are a function of the step, as the data are: a resumed run draws the same."""
+    if model.cfg.dropout:
+        torch.manual_seed(torch_seed(0, f"dropout/{world()[0]}/{step}"))
+
+
+def _step(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    learning_rate: float,
+    grad_clip: float,
+    precision: Precision,
+    settings: LoopSettings,
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """One optimiser step. Returns this rank's loss sum; the count, gradient norm and tokens of all ranks."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    loss, counted = _accumulate(module, batch, precision, settings)
+    grad_norm = nn.utils.clip_grad_norm_(module.parameters(), grad_clip or float("inf"))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss, counted, grad_norm, batch.tokens.numel() * world()[1]
 
 
 def _wrapped(model: GPT, settings: LoopSettings) -> nn.Module:
@@ -303,15 +334,25 @@ class _Window:
         self._tokens += tokens
 
     def check(self, step: int, batches: Callable[[int], Batch]) -> None:
-        """Raise Diverged if one of the steps up to `step` has no finite loss or gradient norm."""
+        """Raise Diverged, on all ranks alike, if a step up to `step` has no finite loss or gradient norm."""
         new = self._steps[self._checked :]
-        losses, counts, norms = (torch.stack(column).tolist() for column in zip(*new, strict=True))
-        for i, (loss, counted, norm) in enumerate(zip(losses, counts, norms, strict=True)):
+        losses, counts, norms = (torch.stack(column) for column in zip(*new, strict=True))
+        if world()[1] > 1:
+            dist.all_reduce(losses)
+        rows = zip(losses.tolist(), counts.tolist(), norms.tolist(), strict=True)
+        for i, (loss, counted, norm) in enumerate(rows):
             if not math.isfinite(loss + norm):
                 at = step - len(new) + i
-                raise Diverged(at + 1, self._last_loss, batches(at).indices.tolist())
-            self._last_loss = loss * world()[1] / max(counted, 1.0)
+                raise Diverged(at + 1, self._last_loss, _of_all_ranks(batches(at).indices.tolist()))
+            self._last_loss = loss / max(counted, 1.0)
         self._checked = len(self._steps)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Meanwhile the clock stands still."""
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
 
     def close(self) -> dict[str, float]:
         """The line of the steps since the last one."""

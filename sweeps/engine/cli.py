@@ -16,6 +16,8 @@ from metatok.commands import parse_options
 from metatok.data.corpus import open_corpus
 from metatok.errors import ConfigError, one_line
 from metatok.experiment import Home, Preset, get_preset
+from metatok.experiment.design import distinct_inputs, with_ancestors
+from metatok.experiment.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,11 @@ def main(stage: str | None = None, description: str = "") -> None:
 
 def _check(preset: Preset, home: Home) -> None:
     """Refuse at once what can be seen to fail: fields that do not go together, text or ledger not there."""
-    preset.cells()
-    if preset.corpus.source == "files":
+    inputs = Inputs(home.datasets)
+    wanted = (
+        config for config in distinct_inputs(with_ancestors(preset.cells())) if not inputs.ready(config)
+    )
+    if preset.corpus.source == "files" and any(map(inputs.reads_corpus, wanted)):
         open_corpus(preset.corpus)
     home.check_answers()
 

@@ -78,3 +78,19 @@ def test_a_final_number_that_is_none_fails_the_cell_too(
     monkeypatch.undo()
     assert tiny.run([cell], ledger, home) == ["finished"]  # a repaired cell is done like any other
     assert "diverged" not in only_run(ledger, cell).tags
+
+
+def test_a_run_deleted_meanwhile_ends_no_other_cell(
+    ledger: Ledger, home: Home, new_cell: Callable[..., Pretrain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = new_cell(steps=2), new_cell(steps=2)
+    whole = Pretrain.run
+
+    def run(self: Pretrain, context: Context) -> Outcome:
+        if self == gone:
+            ledger.client.delete_run(only_run(ledger, gone).run_id)
+            raise FloatingPointError("not finite")
+        return whole(self, context)
+
+    monkeypatch.setattr(Pretrain, "run", run)
+    assert tiny.run([gone, other], ledger, home) == ["failed", "finished"]

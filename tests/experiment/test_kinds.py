@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from metatok.errors import ConfigError
 from metatok.experiment import PRESETS, Home, Ledger, get_preset
 from metatok.experiment.design import all_kinds, with_ancestors
 from metatok.experiment.design.cell import KINDS_PACKAGE
+from metatok.experiment.ledger.gc import leftovers
 from tests.sweeps.conftest import ROOT, environment
 
 RECORDED = Path(__file__).with_name("fingerprints.csv")
@@ -90,6 +92,8 @@ def test_a_kind_in_one_file_is_planned_run_skipped_and_shown(tmp_path: Path) -> 
     assert "Finished 4 of 4 cells" in call(SWEEP, *smallest)
     assert "Nothing to do" in call(SWEEP, *smallest)
     assert "pretrain 2/2, weigh 2/2" in call(LOOK, "status")
+    with pytest.raises(ConfigError, match="metatok/weigh; import what defines them"):
+        leftovers(Home.open(home), Ledger.open(Home.open(home)))
     ledger = Ledger.open(Home.open(home))
     assert not ledger.experiments.keys() & {"weigh"}  # this process knows nothing of it
     runs = ledger.client.search_runs([ledger.client.get_experiment_by_name("metatok/weigh").experiment_id])

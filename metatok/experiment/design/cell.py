@@ -22,6 +22,7 @@ from metatok import training
 from metatok.config import Config
 from metatok.data.corpus import CorpusConfig
 from metatok.data.tokenizer import TokenizerConfig
+from metatok.errors import ConfigError
 from metatok.experiment.design.context import Context, Outcome
 from metatok.experiment.design.cost import Cost
 from metatok.experiment.design.settings import RunSettings
@@ -76,8 +77,13 @@ class Cell(Config):
         super().__pydantic_init_subclass__(**kwargs)
         name = cls.model_fields["kind"].default
         if isinstance(name, str):
-            known = _registered.setdefault(name, cls)
-            assert known is cls, f"two kinds are called {name}"
+            known = _registered.get(name, cls)
+            # A notebook may define its kind again.
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ConfigError(
+                    f"kind={name!r}: {known.__qualname__} has that name; give {cls.__qualname__} its own"
+                )
+            _registered[name] = cls
             if "stage" not in vars(cls):
                 cls.stage = name
 
@@ -217,7 +223,9 @@ def all_kinds() -> tuple[type[Cell], ...]:
     """Every kind, in the order of the stages: the files of the kinds' folder, and what else was defined."""
     _load_kinds()
     order = {stage: i for i, stage in enumerate(PIPELINE)}
-    return tuple(sorted(_registered.values(), key=lambda kind: order.get(kind.stage, len(order))))
+    return tuple(
+        sorted(_registered.values(), key=lambda kind: (order.get(kind.stage, len(order)), kind.kind_name()))
+    )
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import torch
 
 from metatok.experiment.design import Cell, Context, Metrics, Outcome
 from metatok.experiment.ledger import CellRun, ClaimLost, Ledger
-from metatok.experiment.ledger.run import DIVERGED, OUT_OF_MEMORY
+from metatok.experiment.ledger.run import OUT_OF_MEMORY
 from metatok.training.loop import agreed, world
 
 logger = logging.getLogger(__name__)
@@ -110,9 +110,7 @@ def _run_one(
         if isinstance(error, torch.OutOfMemoryError):
             ledger.set_tag(cell.fingerprint, OUT_OF_MEMORY, "twice" if halve else "once")
         if run is not None:
-            if isinstance(error, FloatingPointError):
-                run.tag(DIVERGED, "true")
-            run.fail(traceback.format_exc())
+            run.fail(traceback.format_exc(), diverged=isinstance(error, FloatingPointError))
         if world()[1] > 1:
             raise  # the other ranks may wait in a collective for this one: the group has to end
         on_progress(Progress(cell, "failed", error=f"{type(error).__name__}: {error}"))

@@ -63,8 +63,14 @@ def collect(home: Home, ledger: Ledger, remove: bool) -> None:
 def leftovers(home: Home, ledger: Ledger) -> list[Leftover]:
     """Everything under the home that can go.
 
-    Errors: ConfigError if the ledger has no run for any of the checkpoints, and so is likely another home's.
+    Errors: ConfigError if the ledger has no run for any of the checkpoints, and so is likely another home's,
+    or if it has kinds that this process does not know.
     """
+    if unknown := ledger.unknown_kinds():
+        raise ConfigError(
+            f"the ledger has runs of kinds that are not defined here, whose files would look like nobody's: "
+            f"{', '.join(unknown)}; import what defines them, then call metatok.experiment.ledger.gc.collect"
+        )
     cells = _entries(home.root / "checkpoints")
     checkpoints = {folder: _entries(folder) for folder in cells}
     others = {name: _entries(home.root / name) for name in ("datasets", "spool", "ray")}

@@ -107,6 +107,11 @@ class Ledger:
             ) from None
         return cls(uri, home.spool, experiments)
 
+    def unknown_kinds(self) -> list[str]:
+        """Kinds of which the store has an experiment, but this process no definition."""
+        found = self.client.search_experiments(filter_string=f"name LIKE '{experiment_name('%')}'")
+        return sorted({each.name for each in found} - {experiment_name(kind) for kind in self.experiments})
+
     def finished(self) -> dict[str, str]:
         """fingerprint -> run id of every finished cell."""
         return {run.tags["fingerprint"]: run.run_id for run in self.summaries() if run.status == "FINISHED"}

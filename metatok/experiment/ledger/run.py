@@ -89,11 +89,11 @@ class CellRun:
         self._logged_to = self._last_steps(run.data.metrics)
         now = f"{time.time():.0f}"  # a run that is taken up again has an older start_time
         self._owner = owner_of_this_process()
-        self._set_tags({**tags, "owner": self._owner, "heartbeat": now, "claimed": now})
-        self._confirmed = time.time()
         for name in ("error", DIVERGED):  # of an earlier attempt
             if name in run.data.tags:
                 client.delete_tag(run_id, name)
+        self._set_tags({**tags, "owner": self._owner, "heartbeat": now, "claimed": now})
+        self._confirmed = time.time()
         self.halve = OUT_OF_MEMORY in run.data.tags
         if self.halve:
             client.set_tag(run_id, OUT_OF_MEMORY, "earlier")
@@ -155,8 +155,10 @@ class CellRun:
         once_it_is_back(self._delete_twins)
         self._close("FINISHED")
 
-    def fail(self, trace: str) -> None:
+    def fail(self, trace: str, diverged: bool = False) -> None:
         """Close the run as FAILED, with the traceback as artifact and its last line as a tag.
+
+        diverged: a number of it was not finite.
 
         A store that refuses (the run was deleted meanwhile) is only reported, and so is a lost claim.
         """
@@ -164,6 +166,8 @@ class CellRun:
             once_it_is_back(self._confirm)
             once_it_is_back(lambda: self._client.log_text(self.run_id, trace, "traceback.txt"))
             self.tag("error", trace.strip().splitlines()[-1][:500])
+            if diverged:
+                self.tag(DIVERGED, "true")
             self._close("FAILED")
         except (MlflowException, OSError, ClaimLost) as error:
             self._stop.set()

@@ -119,8 +119,18 @@ class Finetune(Trained):
         return self.kind, first.fingerprint
 
     def cost(self) -> Cost:
-        tokens = self.steps * self.batch_size * self.train_length
-        return training_cost(self.result_model, tokens, self.train_length) + self.scoring_cost()
+        length = self.train_length
+        training = training_cost(self.result_model, self.steps * self.batch_size * length, length)
+        return training + self._watching_cost() + self.scoring_cost()
+
+    def _watching_cost(self) -> Cost:
+        """Of the looks at validation examples, and at a phase's own while phases are taught in turn."""
+        if not self.validate_every:
+            return Cost()
+        looks = -(-self.steps // self.validate_every) * (1 if self.learned_at is None else 2)
+        return forward_cost(
+            self.result_model, looks * self.n_validation * self.train_length, self.train_length
+        )
 
     def scoring_cost(self) -> Cost:
         model = self.result_model
