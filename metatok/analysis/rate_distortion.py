@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import sem
 from torch import Tensor, nn
 
 from metatok.analysis.config import SITES, RateDistortionConfig, Site
@@ -40,6 +41,11 @@ class RateDistortionResult:
     distortion_at_mean: float
     by_example: tuple[RatePoint, ...]
     history: tuple[RatePoint, ...] = ()
+
+    @property
+    def standard_error(self) -> RatePoint:
+        """Of the two means over examples: standard deviation (N - 1) / sqrt(N), nats; NaN if N is 1."""
+        return RatePoint(*(float(sem(column)) for column in zip(*self.by_example, strict=True)))
 
 
 class Bottleneck(nn.Module):

@@ -128,6 +128,8 @@ def test_means_are_over_examples():
     assert [p.rate for p in result.by_example] == pytest.approx([0, 0, 0, 2], abs=1e-6)
     assert [p.distortion for p in result.by_example] == pytest.approx([math.log(2)] * 4)
     assert result.rate == pytest.approx(0.5)
+    # A standard deviation of 1 over four examples.
+    assert result.standard_error == pytest.approx((0.5, 0.0), abs=1e-6)
 
 
 def test_first_epoch_of_a_single_example_is_the_untrained_head(toy):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from metatok import analysis, tasks
 from metatok.experiment.design.cell import Cell, check_positions
-from metatok.experiment.design.context import Context, Outcome, table
+from metatok.experiment.design.context import Context, Outcome
 from metatok.experiment.design.cost import Cost, forward_cost
 from metatok.experiment.design.kinds.extend import Extend
 from metatok.experiment.design.kinds.finetune import Finetune, task_set
@@ -31,7 +31,8 @@ class RateDistortion(Cell):
     """Fit and measure a bottleneck on the states at one site, at one beta (`metatok.analysis.fit`).
 
     The target y is the first token of each prompt's answer, for both sites. Rate and distortion are means
-    over the n_examples it is fitted on, in nats, as the paper records them.
+    over the n_examples it is fitted on, in nats, as the paper records them; rate_se and distortion_se are
+    their standard errors over these examples.
     """
 
     version: ClassVar[int] = 3
@@ -94,11 +95,8 @@ class RateDistortion(Cell):
         for epoch, point in enumerate(result.history, start=1):
             context.on_log(epoch, {"train_rate": point.rate, "train_distortion": point.distortion})
         metrics = {"rate": result.rate, "distortion": result.distortion, "n": len(answers)}
-        by_example = zip(*result.by_example, strict=True)
-        columns = dict(zip(("rate", "distortion"), map(list, by_example), strict=True))
-        return Outcome(
-            metrics | {"distortion_at_mean": result.distortion_at_mean}, {"rate_distortion": table(columns)}
-        )
+        spread = {f"{name}_se": value for name, value in result.standard_error._asdict().items()}
+        return Outcome(metrics | spread | {"distortion_at_mean": result.distortion_at_mean})
 
     def examples(self) -> TaskDatasetConfig:
         """The few examples that a point is fitted and measured on."""
