@@ -33,7 +33,7 @@ TEXT = "#222222"
 FONT = 10
 LN2 = math.log(2)  # nats in a bit
 SMALL = 8  # points; 11 pixels of a figure 11 inches wide on the report's page
-_RATE_TICKS = (0, 5, 10, 15, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+_RATE_TICKS = (0, 5, 10, 15, 20, 30, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 _LINEAR_NATS = 20  # the paper's symlog axis is linear below
 MOST_LABELS = 80  # token labels that can be read on one axis
 # So that a figure in grey tells models apart too.
@@ -70,7 +70,7 @@ def marker(model: str) -> str:
 
 
 def dashes(model: str) -> str:
-    return _DASHES.get(_position(model), (0, (5, 1, 1, 1, 1, 1)))
+    return _DASHES.get(_position(model), "-")
 
 
 def _position(model: str) -> str:
@@ -189,14 +189,14 @@ def by_head(ax: Axes, title: str, label: str, frame: pd.DataFrame, uniform: floa
             capsize=2 if slots <= 8 else 0, label=model_title(model),
         )  # fmt: skip
     if uniform is not None:
-        ax.axhline(uniform, color=TEXT, linestyle="--", linewidth=1, label="all keys alike")
+        ax.axhline(uniform, color=TEXT, linestyle="--", linewidth=1, label="all keys alike: ln T")
     for edge in range(1, layers):
         ax.axvline(edge - 0.5, color="#cccccc", linewidth=0.8)
     ax.set_xlim(-0.5, layers - 0.5)
     ax.set_xticks(range(layers), [str(n + 1) for n in range(layers)])
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     ax.set_axisbelow(True)
-    ax.legend(fontsize=SMALL, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.legend(fontsize=SMALL, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.99), ncols=6)
     style(ax, title, "layer; within it, head by head", label)
 
 
@@ -221,11 +221,17 @@ def token_map(ax: Axes, title: str, frame: pd.DataFrame, heat: Heat, layers: Seq
 
 
 def label_positions(tokens: Sequence[str]) -> list[int]:
-    """All positions, or where those are too many to read: every pause token and every k-th one."""
+    """All positions, or where those are too many to read: the pause tokens and every k-th one.
+
+    Of pause tokens too close for both labels the later has one.
+    """
     if len(tokens) <= MOST_LABELS:
         return list(range(len(tokens)))
     step = -(-len(tokens) // (MOST_LABELS // 2))
-    pauses = [i for i, token in enumerate(tokens) if "_PAUSE_" in token]
+    pauses: list[int] = []
+    for i in reversed(range(len(tokens))):
+        if "_PAUSE_" in tokens[i] and (not pauses or (pauses[-1] - i) * MOST_LABELS >= len(tokens)):
+            pauses.append(i)
     # A label next to a pause's would be drawn over it.
     others = [i for i in range(0, len(tokens), step) if all(abs(i - p) >= step / 2 for p in pauses)]
     return sorted({*others, *pauses})

@@ -25,7 +25,8 @@ LAYERS = tuple(str(n) for n in range(1, 1000))
 PROBE_CAPTION = "list recall, at the longest train length"
 UNIT_OF_INTERVALS = (
     "95% intervals are t intervals over seeds where there are several, else over examples (not over meta "
-    "tokens, of which an example has several); the column “interval over” says which."
+    "tokens, of which an example has several); the column “interval over” says which. Seeds that agree give "
+    "an interval without width, which is no certainty."
 )
 _HISTOGRAMS = {
     "max_logit_boost": ("Logit boost", "max logit as is − with zeroed embeddings"),
@@ -100,11 +101,12 @@ def _caption() -> str:
     return (
         f"{PROBE_CAPTION.capitalize()}. Top left and right (the paper's left and middle): the largest logit "
         "and the entropy of the next-token distribution at meta tokens, against the same sequence with the "
-        "embedding of all meta tokens zeroed; vertical lines: means, bands: their 95% intervals. Second row "
-        "(the paper's right): one example's last meta token, layer by token, a single example and so without "
-        "an interval; the last column is the token itself. Below (not in the paper): the causal attention of "
-        "each example's last meta token, each head by itself, mean over examples; its entropy, and how often "
-        "an earlier meta token has the weight that Theorem 4.1 needs, at least exp(−entropy)."
+        "embedding of all meta tokens zeroed; vertical lines: means, bands: their 95% intervals, n: meta "
+        "tokens. Second row (the paper's right): one example's last meta token, layer by token, a single "
+        "example and so without an interval; the last column is the token itself. Below (not in the paper): "
+        "the causal attention of each example's last meta token, each head by itself, mean over examples: "
+        "its entropy (T: keys of the row), and how often an earlier meta token has the weight that Theorem "
+        "4.1 needs, at least exp(−entropy)."
     )
 
 
@@ -117,7 +119,7 @@ def _draw_heads(ax: Axes, title: str, label: str, rows: pd.DataFrame) -> None:
     points = single.astype({"layer": int, "head": int})
     points[["mean", "low", "high"]] *= 100 if percent else 1
     by_head(ax, title, label, points, None if percent else float(np.average(points.uniform)))
-    ax.set_ylim(bottom=-3 if percent else 0)
+    ax.set_ylim(bottom=-0.04 * ax.get_ylim()[1])  # a point at 0 is seen whole
 
 
 def by_model(results: Results, runs: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
@@ -134,7 +136,8 @@ def by_model(results: Results, runs: pd.DataFrame, name: str) -> dict[str, pd.Da
 
 def has_heads(runs: pd.DataFrame) -> pd.DataFrame:
     """The sharpness probes that kept what each head does; older ones didn't, and aren't damaged for it."""
-    return runs[[any(m.startswith("attention_entropy/") for m in r.metrics) for r in runs.record]]
+    kept = [any(m.startswith("attention_entropy/") for m in r.metrics) for r in runs.record]
+    return runs[pd.Series(kept, runs.index, dtype=bool)]
 
 
 def head_rows(results: Results, probes: pd.DataFrame) -> pd.DataFrame:
