@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metatok.analysis.examples import check_examples, check_index, frozen
+from metatok.analysis.attention_rows import log_rows
+from metatok.analysis.examples import check_examples, check_index
 from metatok.model import GPT
 
 # In this order a key that fits several counts for the first.
@@ -20,13 +21,18 @@ PARTS = ("itself", "previous_meta", "token_before", "first_token", "rest")
 class AttentionMap:
     """Attention of one example's last meta token over itself and the tokens before it, T = position + 1.
 
-    token_ids (T,): int64. weight (n_layer, T): causal attention, mean over heads; each row sums to 1.
+    token_ids (T,): int64. weight (n_layer, n_head, T): causal attention; each row sums to 1.
     """
 
     example: int
     position: int
     token_ids: NDArray[np.int64]
     weight: NDArray[np.float64]
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """(n_layer, T): the mean over heads, which sums to 1 as well."""
+        return self.weight.mean(axis=1)
 
 
 @dataclass(frozen=True)
@@ -50,32 +56,33 @@ def attention_map(
 ) -> AttentionMap:
     """The causal attention row at one example's last meta token (section 5, Figure 3 left).
 
+    softmax_j(q_i . k_j / sqrt(d_k) + bias) over the keys j <= i, i being the last meta token of the prompt,
+    layer by layer and head by head, with queries and keys rotated where the position scheme rotates them.
+    The meta-attention is not in it. One example, no mean over examples.
     tokens (B, T): right-padded. lengths (B,). meta_positions (B, M): padded with -1. Errors: ConfigError on
     `example` out of range; `check_examples`.
     """
     examples = check_examples(model, tokens, lengths, meta_positions)
     example = check_index("example", example, len(tokens))
-    sequence, positions, position = examples.alone(example)
-    with frozen(model):
-        row = _last_row(model, sequence, positions)
-    return AttentionMap(example, position, sequence[0].cpu().numpy(), row.cpu().numpy())
+    (log_row,) = log_rows(model, examples.only(example))
+    token_ids = examples.tokens[example, : log_row.size(-1)]
+    return AttentionMap(example, len(token_ids) - 1, token_ids.cpu().numpy(), log_row.exp().cpu().numpy())
 
 
 def attention_mass(model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: Tensor) -> AttentionMass:
     """What part of the last meta token's attention goes where, for each example.
 
-    The parts: the token itself; the meta token before it; the token right before it; the first token of the
-    sequence; the rest. Arguments and errors as in `attention_map`.
+    An example's mass on a part is the sum of the row's weights over the part's keys, mean over heads, in each
+    layer. The parts: the token itself; the meta token before it; the token right before it; the first token
+    of the sequence; the rest. Arguments and errors as in `attention_map`.
     """
     examples = check_examples(model, tokens, lengths, meta_positions)
     mass, has_part = [], []
-    with frozen(model):
-        for i in range(len(tokens)):
-            sequence, positions, _ = examples.alone(i)
-            part = parts_of(positions[0].cpu())
-            row = _last_row(model, sequence, positions).cpu()
-            mass.append(row.new_zeros(len(row), len(PARTS)).index_add_(1, part, row))
-            has_part.append(part.bincount(minlength=len(PARTS)) > 0)
+    for i, log_row in enumerate(log_rows(model, examples)):
+        part = parts_of(examples.alone(i)[1][0].cpu())
+        row = log_row.exp().mean(1).cpu()  # (n_layer, T)
+        mass.append(row.new_zeros(len(row), len(PARTS)).index_add_(1, part, row))
+        has_part.append(part.bincount(minlength=len(PARTS)) > 0)
     return AttentionMass(torch.stack(mass).numpy(), torch.stack(has_part).numpy())
 
 
@@ -90,10 +97,3 @@ def parts_of(positions: Tensor) -> Tensor:
         if places.get(name, -1) >= 0:
             part[places[name]] = PARTS.index(name)
     return part
-
-
-def _last_row(model: GPT, sequence: Tensor, positions: Tensor) -> Tensor:
-    """The last token's causal attention (n_layer, T), mean over heads, float64."""
-    logits = model.trace(sequence, positions, attention=True).attention_logits
-    assert logits is not None
-    return logits[:, 0, :, -1].double().softmax(-1).mean(1)

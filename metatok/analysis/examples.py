@@ -34,6 +34,10 @@ class Examples(NamedTuple):
         positions = self.meta_positions[example]
         return self.tokens[example : example + 1, : last + 1], positions[positions >= 0][None], last
 
+    def only(self, example: int) -> Examples:
+        """That one example, B = 1."""
+        return Examples(*(column[example : example + 1] for column in self))
+
 
 def check_examples(model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: Tensor) -> Examples:
     """Examples from tokens (B, T), right-padded with any id, lengths (B,) and meta_positions (B, M).

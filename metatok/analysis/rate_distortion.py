@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import sem
 from torch import Tensor, nn
 
 from metatok.analysis.config import SITES, RateDistortionConfig, Site
@@ -18,8 +19,8 @@ from metatok.model import GPT
 from metatok.randomness import generator, torch_seed
 
 
-class Epoch(NamedTuple):
-    """Means over one epoch's training steps, each before its update: KL and cross-entropy, nats."""
+class RatePoint(NamedTuple):
+    """KL and cross-entropy in nats, of one example or a mean."""
 
     rate: float
     distortion: float
@@ -27,17 +28,24 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class RateDistortionResult:
-    """One point of the curve, on the training examples themselves, as the paper records it; nats.
+    """One point of the curve, on the N training examples themselves, as the paper records it; nats.
 
-    rate: mean KL(q(z|h) || N(0, I)). distortion: mean cross-entropy in expectation over z ~ q(z|h), by
-    n_samples fixed draws an example. distortion_at_mean: the same at z = mu(h), which is never above the
-    expectation. history: one entry an epoch.
+    rate: mean over examples of KL(q(z|h) || N(0, I)). distortion: mean over examples of E[-ln q(y|z)] over
+    z ~ q(z|h), by n_samples fixed draws an example. distortion_at_mean: the same at z = mu(h), which is never
+    above the expectation. by_example: rate and distortion of each of the N. history: one entry an epoch,
+    means over its steps, each before its update.
     """
 
     rate: float
     distortion: float
     distortion_at_mean: float
-    history: tuple[Epoch, ...]
+    by_example: tuple[RatePoint, ...]
+    history: tuple[RatePoint, ...] = ()
+
+    @property
+    def standard_error(self) -> RatePoint:
+        """Of the two means over examples: standard deviation (N - 1) / sqrt(N), nats; NaN if N is 1."""
+        return RatePoint(*(float(sem(column)) for column in zip(*self.by_example, strict=True)))
 
 
 class Bottleneck(nn.Module):
@@ -72,9 +80,10 @@ def kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 def fit(h: Tensor, y: Tensor, vocab_size: int, config: RateDistortionConfig) -> RateDistortionResult:
     """Trains a bottleneck on frozen hidden states and measures its rate and distortion (section 5.1).
 
-    Minimises mean cross-entropy + beta * mean KL, one example a step, one draw of z a step, in an order
-    drawn anew each epoch. h (N, D): float, from `site_states`. y (N,): the tokens to predict, in
-    0..vocab_size-1. Runs on h's device. Errors: ValueError on shapes, ids, or hidden states not finite.
+    Minimises E[-ln q(y|z)] + beta KL(q(z|h) || N(0, I)), one example a step, one draw of z a step, in an
+    order drawn anew each epoch; then `measure`s on the same examples. h (N, D): float, from `site_states`.
+    y (N,): the tokens to predict, in 0..vocab_size-1. Runs on h's device. Errors: ValueError on shapes, ids,
+    or hidden states not finite.
     """
     h, y = _check_data(h, y, vocab_size)
     head = Bottleneck(h.size(1), config.latent_dim, vocab_size, config.seed).to(h.device)
@@ -93,26 +102,30 @@ def fit(h: Tensor, y: Tensor, vocab_size: int, config: RateDistortionConfig) -> 
             (distortion + config.beta * rate).backward()
             optimizer.step()
             steps.append(torch.stack((rate, distortion)).detach())
-        history.append(Epoch(*torch.stack(steps).mean(0).tolist()))
-    return _measure(head, h, y, config, tuple(history))
+        history.append(RatePoint(*torch.stack(steps).mean(0).tolist()))
+    return replace(measure(head, h, y, config.n_samples, config.seed), history=tuple(history))
 
 
 @torch.no_grad()
-def _measure(
-    head: Bottleneck, h: Tensor, y: Tensor, config: RateDistortionConfig, history: tuple[Epoch, ...]
-) -> RateDistortionResult:
+def measure(head: Bottleneck, h: Tensor, y: Tensor, n_samples: int, seed: int = 0) -> RateDistortionResult:
+    """Rate and distortion of a bottleneck as it is, in nats: an upper bound of I(H; Z), and of H(Y|Z).
+
+    h (N, D): float32. y (N,): int64. n_samples, seed: the draws of z; `RateDistortionResult` has what is
+    averaged over what.
+    """
     mean, log_variance = head.encode(h)
     deviation = (0.5 * log_variance).exp()
-    stream = torch.Generator().manual_seed(torch_seed(config.seed, "rate_distortion/measure"))
-    total = h.new_zeros((), dtype=torch.double)
-    for _ in range(config.n_samples):
+    stream = torch.Generator().manual_seed(torch_seed(seed, "rate_distortion/measure"))
+    total = h.new_zeros(len(h), dtype=torch.double)
+    for _ in range(n_samples):
         draw = torch.randn(mean.shape, generator=stream).to(h.device)
-        total += F.cross_entropy(head.decode(mean + deviation * draw), y).double()
+        total += F.cross_entropy(head.decode(mean + deviation * draw), y, reduction="none")
+    rate, distortion = kl_to_prior(mean, log_variance), total / n_samples
     return RateDistortionResult(
-        rate=float(kl_to_prior(mean, log_variance).mean()),
-        distortion=float(total) / config.n_samples,
+        rate=float(rate.mean()),
+        distortion=float(distortion.mean()),
         distortion_at_mean=float(F.cross_entropy(head.decode(mean), y)),
-        history=history,
+        by_example=tuple(map(RatePoint, rate.tolist(), distortion.tolist())),
     )
 
 
@@ -141,6 +154,8 @@ def site_states(
 ) -> dict[Site, Tensor]:
     """The final layer's output, after the final norm, at one place of each prompt: site -> (N, D), float32.
 
+    The h of section 5.1 ("the output of the final Transformer layer"); after the norm, as the language-model
+    head reads it, so that states of all models have one scale.
     site "meta": the last meta token. "last_non_meta": the last token of the prompt that isn't a meta token.
     tokens (N, T): right-padded. lengths (N,). meta_positions (N, M): padded with -1. One pass serves all
     sites, and all betas. Errors: ConfigError on an unknown site, or a prompt of meta tokens alone;

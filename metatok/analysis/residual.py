@@ -51,6 +51,9 @@ def residual_map(
 ) -> ResidualMap:
     """The map of one meta token of one example (section 4.4, Figure 2 right).
 
+    With x_l,j the residual stream at token j after layer l (l = 0: token and position embedding) and i the
+    meta token, similarity[l, j] = <x_l,i, x_l,j> / (|x_l,i| |x_l,j|) for j <= i; no norm is taken off the
+    stream before, and a vector of length 0 has similarity 0. No mean is taken.
     tokens (B, T): right-padded. lengths (B,). meta_positions (B, M): padded with -1. meta_index: which of the
     example's meta tokens, from the end if negative. Errors: ConfigError on an index out of range;
     `check_examples`.
@@ -68,6 +71,8 @@ def residual_map(
 def residual_profile(model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: Tensor) -> ResidualProfile:
     """Mean similarity by distance between every meta token and every token before it, over the batch.
 
+    similarity[l, d] is the mean of `residual_map`'s cosine in layer l over all pairs (meta token i, token
+    i - d) of all examples, a pair counting once: examples with more meta tokens weigh more.
     Arguments and errors as in `residual_map`. K is the largest distance of the batch.
     """
     examples = check_examples(model, tokens, lengths, meta_positions)

@@ -1,5 +1,6 @@
 """A small model and three prompts of different lengths, each ending with a meta token."""
 
+import math
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +12,10 @@ from metatok.randomness import generator
 
 META = 129
 PLACES = [[4, 9, 15], [3, 11], [0, 1, 2, 19]]
+
+
+def entropy(p) -> float:
+    return -sum(x * math.log(x) for x in p if x > 0)
 
 
 class Batch(NamedTuple):

@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from scipy.integrate import quad
+from scipy.stats import norm
 from torch.distributions import Normal, kl_divergence
 
 from metatok.analysis import BETAS, RateDistortionConfig, fit, site_states
-from metatok.analysis.rate_distortion import Bottleneck, kl_to_prior
+from metatok.analysis.rate_distortion import Bottleneck, kl_to_prior, measure
 from metatok.errors import ConfigError
 
 from .conftest import PLACES
@@ -72,6 +74,62 @@ def test_rate_and_distortion_cannot_sum_to_less_than_the_targets_entropy(curve):
 def test_distortion_at_the_mean_is_a_lower_bound(curve):
     for result in curve.values():
         assert result.distortion_at_mean <= result.distortion + 0.02
+
+
+def coin(gain: float, deviation: float, slope: float) -> tuple[Bottleneck, torch.Tensor, torch.Tensor]:
+    """A fair coin: h = y = 0 or 1 -> z ~ N(+-gain, deviation^2), one latent, logits -+slope z."""
+    head = Bottleneck(n_embd=1, latent_dim=1, vocab_size=2)
+    with torch.no_grad():
+        head.encoder.weight[:] = torch.tensor([[2 * gain], [0.0]])
+        head.encoder.bias[:] = torch.tensor([-gain, 2 * math.log(deviation)])
+        head.decoder.weight[:] = torch.tensor([[-slope], [slope]])
+    y = torch.tensor([0, 1])
+    return head, y[:, None].float(), y
+
+
+def information(gain: float, deviation: float) -> float:
+    """I(Y; Z) in nats of that coin, by integrating over z: h(Z) - h(Z|Y)."""
+
+    def surprise(z: float) -> float:
+        p = 0.5 * (norm.pdf(z, -gain, deviation) + norm.pdf(z, gain, deviation))
+        return -p * math.log(p) if p > 0 else 0.0
+
+    reach = gain + 10 * deviation
+    return quad(surprise, -reach, reach, points=(-gain, gain), limit=200)[0] - norm.entropy(0, deviation)
+
+
+@pytest.mark.parametrize(("gain", "deviation"), [(0.5, 1.0), (1.0, 1.0), (1.0, 0.6)])
+def test_a_coins_rate_and_distortion_bound_its_information(gain, deviation):
+    slope = gain / deviation**2  # the posterior's log-odds are 2 slope z, so this decoder is exact
+    head, h, y = coin(gain, deviation, slope)
+    result = measure(head, h, y, n_samples=200_000)
+    told = information(gain, deviation)
+    assert result.rate == pytest.approx((gain**2 + deviation**2 - 1 - 2 * math.log(deviation)) / 2, rel=1e-5)
+    # The exact decoder leaves H(Y|Z) = H(Y) - I(Y; Z), and the rate is no less than I(Y; Z).
+    assert result.distortion == pytest.approx(math.log(2) - told, abs=0.005)
+    assert 0 < told <= min(result.rate, math.log(2))
+    worse = measure(*coin(gain, deviation, 3 * slope), n_samples=20_000)
+    assert worse.distortion > math.log(2) - told
+
+
+def test_a_perfect_decoder_leaves_no_distortion_and_no_latent_all_of_it():
+    sharp = measure(*coin(gain=1.0, deviation=1e-3, slope=30.0), n_samples=16)
+    assert sharp.distortion < 1e-6
+    assert sharp.rate == pytest.approx((1 + 1e-6 - 1) / 2 - math.log(1e-3), rel=1e-5)
+    blind = measure(*coin(gain=0.0, deviation=1.0, slope=0.0), n_samples=4)
+    assert (blind.rate, blind.distortion) == pytest.approx((0.0, math.log(2)), abs=1e-6)
+
+
+def test_means_are_over_examples():
+    head, _, _ = coin(gain=1.0, deviation=1.0, slope=0.0)
+    h, y = torch.tensor([[0.5], [0.5], [0.5], [1.5]]), torch.tensor([0, 1, 1, 1])
+    result = measure(head, h, y, n_samples=1)
+    # mu = 2h - 1, sigma = 1: the rate is mu^2 / 2.
+    assert [p.rate for p in result.by_example] == pytest.approx([0, 0, 0, 2], abs=1e-6)
+    assert [p.distortion for p in result.by_example] == pytest.approx([math.log(2)] * 4)
+    assert result.rate == pytest.approx(0.5)
+    # A standard deviation of 1 over four examples.
+    assert result.standard_error == pytest.approx((0.5, 0.0), abs=1e-6)
 
 
 def test_first_epoch_of_a_single_example_is_the_untrained_head(toy):

@@ -1,3 +1,4 @@
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -9,6 +10,7 @@ from metatok.analysis.residual import residual_map, residual_profile
 from metatok.errors import ConfigError
 
 from .conftest import PLACES
+from .handmade import MARK, handmade
 
 
 def similarities(model, batch, row, place):
@@ -26,6 +28,19 @@ def test_map_is_the_cosine_with_each_token_before(model, batch, example, meta_in
     np.testing.assert_allclose(result.similarity, similarities(model, batch, example, place), atol=1e-5)
     np.testing.assert_allclose(result.similarity[:, -1], 1, atol=1e-9)
     assert result.token_ids.tolist() == batch.tokens[example, : place + 1].tolist()
+
+
+def test_cosines_of_a_model_set_by_hand():
+    """Orthogonal embeddings; the one layer adds to the meta token twice the first token's, and to the first
+    token twice its own."""
+    model = handmade([[[0, 60, 0, 0, 0, 0, 0, 0]]], value=2.0)
+    tokens, positions = torch.tensor([[1, 5, MARK]]), torch.tensor([[2]])
+    shown = residual_map(model, tokens, torch.tensor([3]), positions)
+    # After the layer: m + 2a at the meta token, 3a at the first, b + (a + b) at the second, of (a, b, m).
+    cosines = [2 / math.sqrt(5), 2 / (math.sqrt(5) * math.sqrt(5)), 1]
+    np.testing.assert_allclose(shown.similarity, [[0, 0, 1], cosines], atol=1e-4)
+    profile = residual_profile(model, tokens, torch.tensor([3]), positions)
+    np.testing.assert_allclose(profile.similarity[1], [cosines[1], cosines[0]], atol=1e-4)
 
 
 def test_profile_is_the_mean_over_all_meta_tokens_at_each_distance(model, batch):

@@ -123,8 +123,19 @@ def test_every_kind_runs_and_records_its_numbers(ledger: Ledger, home: Home, new
     assert record_of(ledger, looks[0]).metrics["n_meta_tokens"] == 2 * 12
     tables = {p.name for look in looks for p in artifacts(ledger, look).glob("*.parquet")}
     assert tables == {
-        f"{n}.parquet" for n in ("sharpness", "residual_map", "residual_profile", "attention_map")
+        f"{n}.parquet"
+        for n in (
+            *("sharpness", "attention_rows", "boost_effect"),
+            *("residual_map", "residual_profile", "attention_map"),
+        )
     }
+    seen = record_of(ledger, looks[0])
+    rows, boosts = (ledger.table(seen, n).to_pandas() for n in ("attention_rows", "boost_effect"))
+    assert len(rows) == 12 * base.model.n_layer * base.model.n_head
+    assert seen.metrics["premise_rate"] == boosts.premise.mean()
+    for layer, entropy in rows.groupby("layer").entropy.mean().items():
+        assert seen.metrics[f"attention_entropy/layer_{layer}"] == pytest.approx(entropy)
+    assert {"rate_se", "distortion_se"} <= set(record_of(ledger, point).metrics)
     timed = record_of(ledger, speed).metrics
     assert timed["n_text"] == 16
     assert any(name.startswith("step_ratio/dense_mask") for name in timed)

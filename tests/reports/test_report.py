@@ -148,8 +148,8 @@ def test_speed_probes_and_rates(small: Small):
     assert (with_meta.slowdown_median, with_meta.runs) == (1.1, 1)
     boost = row(small.csv("figure_2"), quantity="max_logit_boost")
     assert (boost["mean"], boost.n, boost.examples, boost.share_above_0) == (2.0, 16, 8, 1.0)
-    rates = row(small.csv("figure_3"), site="meta", beta=0.1)
-    assert (rates.rate, rates.distortion, rates.seeds) == (10, 5.1, 2)
+    rates = row(small.csv("figure_3"), site="meta", beta=0.1, seed="mean")
+    assert (rates.rate_nats, rates.distortion_nats, rates.seeds) == (10, 5.1, 2)
     assert not any(e.missing for e in small.report.exhibits if e.name.startswith(("figure_2", "figure_3")))
 
 

@@ -28,7 +28,9 @@ Decode = Callable[[list[int]], str]
 class Probe(Cell):
     """Look in one way.
 
-    analysis: "sharpness" (logit boost, entropy drop, Theorem 4.1), "residual" (cosine maps), "attention".
+    analysis: "sharpness" (logit boost, entropy drop, entropy of attention rows, Theorem 4.1), "residual"
+    (cosine maps), "attention" (maps). `metatok.analysis` defines what each measures, on the prompts of
+    n_examples test examples; a metric is the mean or the share over all rows of its table.
     """
 
     kind: Literal["probe"] = "probe"
@@ -84,6 +86,7 @@ def _sharpness(model: GPT, asked: tasks.Prompts, decode: Decode) -> Outcome:
     examples = (asked.tokens, asked.lengths, asked.meta_positions)
     found = analysis.measure_sharpness(model, *examples)
     boost = analysis.measure_boost_effect(model, *examples)
+    rows = analysis.measure_attention_rows(model, *examples)
     metrics = {
         "max_logit_boost": float(found.max_logit_boost.mean()),
         "entropy_drop": float(found.entropy_drop.mean()),
@@ -93,8 +96,31 @@ def _sharpness(model: GPT, asked: tasks.Prompts, decode: Decode) -> Outcome:
         "fall_given_premise": boost.fall_given_premise,
         "n_attention_rows": boost.n,
     }
+    metrics |= _by_layer_rates(rows, boost)
     finite = {name: value for name, value in metrics.items() if np.isfinite(value)}
-    return Outcome(finite, {"sharpness": table(vars(found))})
+    tables = {
+        "sharpness": vars(found),
+        "attention_rows": _by_head(rows),
+        "boost_effect": {k: v for k, v in vars(boost).items() if k != "delta"} | {"premise": boost.premise},
+    }
+    return Outcome(finite, {name: table(columns) for name, columns in tables.items()})
+
+
+def _by_head(rows: analysis.AttentionRows) -> dict[str, np.ndarray]:
+    """Long form: a row for each example, layer and head."""
+    example, layer, head = np.indices(rows.entropy.shape).reshape(3, -1)
+    columns = {name: getattr(rows, name).ravel() for name in ("entropy", "top_weight", "top_distance")}
+    return {"example": example, "layer": layer, "head": head, "keys": rows.keys[example]} | columns
+
+
+def _by_layer_rates(rows: analysis.AttentionRows, boost: analysis.BoostEffect) -> Metrics:
+    """A layer each: mean entropy over examples and heads, nats, and the share with Theorem 4.1's premise."""
+    metrics: Metrics = {}
+    for layer, entropy in enumerate(rows.entropy.mean(axis=(0, 2))):
+        holds = boost.premise[boost.layer == layer]
+        metrics[f"attention_entropy/layer_{layer}"] = float(entropy)
+        metrics[f"premise_rate/layer_{layer}"] = float(holds.mean()) if len(holds) else np.nan
+    return metrics
 
 
 def _residual(model: GPT, asked: tasks.Prompts, decode: Decode) -> Outcome:
@@ -119,7 +145,9 @@ def _attention(model: GPT, asked: tasks.Prompts, decode: Decode) -> Outcome:
         metrics |= {
             f"mass_{part}/layer_{layer}": float(m) for part, m in zip(analysis.PARTS, masses, strict=True)
         }
-    columns = _by_layer(shown.weight, "weight", _token_columns(shown.token_ids, decode))
+    columns = _by_layer(shown.mean, "weight", _token_columns(shown.token_ids, decode))
+    heads = {"lowest": shown.weight.min(axis=1), "highest": shown.weight.max(axis=1)}  # (n_layer, T) each
+    columns |= {name: values.ravel() for name, values in heads.items()}
     return Outcome(metrics, {"attention_map": table(columns)})
 
 

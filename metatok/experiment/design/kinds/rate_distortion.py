@@ -29,7 +29,12 @@ SITES: tuple[Literal["meta"], Literal["last_non_meta"]] = ("meta", "last_non_met
 
 
 class RateDistortion(Cell):
-    """Fit and measure a bottleneck on the states at one site, at one beta."""
+    """Fit and measure a bottleneck on the states at one site, at one beta (`metatok.analysis.fit`).
+
+    The target y is the first token of each prompt's answer, for both sites. Rate and distortion are means
+    over the n_examples it is fitted on, in nats, as the paper records them; rate_se and distortion_se are
+    their standard errors over these examples.
+    """
 
     version: ClassVar[int] = 3
     stage = "beta"
@@ -91,7 +96,8 @@ class RateDistortion(Cell):
         for epoch, point in enumerate(result.history, start=1):
             context.on_log(epoch, {"train_rate": point.rate, "train_distortion": point.distortion})
         metrics = {"rate": result.rate, "distortion": result.distortion, "n": len(answers)}
-        return Outcome(metrics | {"distortion_at_mean": result.distortion_at_mean})
+        spread = {f"{name}_se": value for name, value in result.standard_error._asdict().items()}
+        return Outcome(metrics | spread | {"distortion_at_mean": result.distortion_at_mean})
 
     def examples(self) -> TaskDatasetConfig:
         """The few examples that a point is fitted and measured on."""
