@@ -116,16 +116,18 @@ def measure(head: Bottleneck, h: Tensor, y: Tensor, n_samples: int, seed: int = 
     mean, log_variance = head.encode(h)
     deviation = (0.5 * log_variance).exp()
     stream = torch.Generator().manual_seed(torch_seed(seed, "rate_distortion/measure"))
-    total = h.new_zeros(len(h), dtype=torch.double)
+    total, by_example = h.new_zeros((), dtype=torch.double), h.new_zeros(len(h), dtype=torch.double)
     for _ in range(n_samples):
         draw = torch.randn(mean.shape, generator=stream).to(h.device)
-        total += F.cross_entropy(head.decode(mean + deviation * draw), y, reduction="none")
-    rate, distortion = kl_to_prior(mean, log_variance), total / n_samples
+        logits = head.decode(mean + deviation * draw)  # (N, V)
+        total += F.cross_entropy(logits, y).double()
+        by_example += F.cross_entropy(logits, y, reduction="none")
+    rate = kl_to_prior(mean, log_variance)  # (N,)
     return RateDistortionResult(
         rate=float(rate.mean()),
-        distortion=float(distortion.mean()),
+        distortion=float(total) / n_samples,
         distortion_at_mean=float(F.cross_entropy(head.decode(mean), y)),
-        by_example=tuple(map(RatePoint, rate.tolist(), distortion.tolist())),
+        by_example=tuple(map(RatePoint, rate.tolist(), (by_example / n_samples).tolist())),
     )
 
 
