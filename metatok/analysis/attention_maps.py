@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metatok.analysis.attention_rows import log_rows
+from metatok.analysis.attention_rows import logit_rows
 from metatok.analysis.examples import check_examples, check_index
 from metatok.model import GPT
 
@@ -64,9 +64,10 @@ def attention_map(
     """
     examples = check_examples(model, tokens, lengths, meta_positions)
     example = check_index("example", example, len(tokens))
-    (log_row,) = log_rows(model, examples.only(example))
-    token_ids = examples.tokens[example, : log_row.size(-1)]
-    return AttentionMap(example, len(token_ids) - 1, token_ids.cpu().numpy(), log_row.exp().cpu().numpy())
+    (logits,) = logit_rows(model, examples.only(example))
+    token_ids = examples.tokens[example, : logits.size(-1)]
+    weight = logits.softmax(-1).cpu().numpy()
+    return AttentionMap(example, len(token_ids) - 1, token_ids.cpu().numpy(), weight)
 
 
 def attention_mass(model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: Tensor) -> AttentionMass:
@@ -78,9 +79,9 @@ def attention_mass(model: GPT, tokens: Tensor, lengths: Tensor, meta_positions: 
     """
     examples = check_examples(model, tokens, lengths, meta_positions)
     mass, has_part = [], []
-    for i, log_row in enumerate(log_rows(model, examples)):
+    for i, logits in enumerate(logit_rows(model, examples)):
         part = parts_of(examples.alone(i)[1][0].cpu())
-        row = log_row.exp().mean(1).cpu()  # (n_layer, T)
+        row = logits.softmax(-1).mean(1).cpu()  # (n_layer, T)
         mass.append(row.new_zeros(len(row), len(PARTS)).index_add_(1, part, row))
         has_part.append(part.bincount(minlength=len(PARTS)) > 0)
     return AttentionMass(torch.stack(mass).numpy(), torch.stack(has_part).numpy())

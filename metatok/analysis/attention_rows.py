@@ -46,8 +46,8 @@ def measure_attention_rows(
     """
     examples = check_examples(model, tokens, lengths, meta_positions)
     keys, parts = [], []
-    for log_row in log_rows(model, examples):
-        T = log_row.size(-1)
+    for logits in logit_rows(model, examples):
+        log_row, T = logits.log_softmax(-1), logits.size(-1)
         weight, key = log_row.exp().max(-1)
         keys.append(T)
         parts.append((row_entropy(log_row), weight, T - 1 - key))
@@ -56,17 +56,17 @@ def measure_attention_rows(
     )
 
 
-def log_rows(model: GPT, examples: Examples) -> Iterator[Tensor]:
-    """For each example the log of its last meta token's causal attention: (n_layer, n_head, T), float64.
+def logit_rows(model: GPT, examples: Examples) -> Iterator[Tensor]:
+    """For each example its last meta token's causal attention logits: (n_layer, n_head, T), float64.
 
-    T counts the keys up to the token itself. The softmax is taken anew in float64 from the traced logits.
+    T counts the keys up to the token itself.
     """
     for i in range(len(examples.tokens)):
         sequence, positions, query = examples.alone(i)
         with frozen(model):  # not around the yield, where it would be the caller's mode too
             logits = model.trace(sequence, positions, attention=True).attention_logits
         assert logits is not None
-        yield logits[:, 0, :, query].double().log_softmax(-1)
+        yield logits[:, 0, :, query].double()
 
 
 def row_entropy(log_row: Tensor) -> Tensor:
@@ -146,7 +146,8 @@ def measure_boost_effect(
         raise ConfigError(f"delta={delta} must be above 0 and at most 100 nats; the paper boosts, so try 1.0")
     examples = check_examples(model, tokens, lengths, meta_positions)
     parts: list[tuple[Tensor, ...]] = []
-    for i, log_row in enumerate(log_rows(model, examples)):
+    for i, logits in enumerate(logit_rows(model, examples)):
+        log_row = logits.log_softmax(-1)
         _, positions, query = examples.alone(i)
         keys = positions[0, :-1]
         log_weight = log_row[..., keys]  # (n_layer, n_head, keys)
