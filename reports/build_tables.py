@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _tell(report: Report) -> None:
-    selection, shown = report.results.selection, report.results.shown
+    selection, shown, troubled = report.results.selection, report.results.shown, report.results.troubled
     if shown.empty:
         print(
             f"No finished run of preset {selection.preset} in the ledger: every exhibit says what is missing."
@@ -57,6 +57,10 @@ def _tell(report: Report) -> None:
         complete = sum(not exhibit.missing for exhibit in report.exhibits)
         print(f"{len(shown)} runs of preset {selection.preset}.")
         print(f"{complete} of {len(report.exhibits)} exhibits are complete.")
+    for state, n in troubled.state.value_counts().items():
+        print(f"{n} runs {state}: nothing of theirs is shown as a number.")
+    for verdict, n in report.verdicts.items():
+        print(f"Claims {verdict}: {n}")
     print(f"Report: {report.page}")
 
 
