@@ -15,12 +15,16 @@ from reports.exhibits.figures import figures
 from reports.exhibits.gains import no_pos
 from reports.exhibits.grid import TASKS
 from reports.exhibits.settings import settings_tables
+from reports.exhibits.steps import steps_to_90
 from reports.rendering.render import write_all
 from reports.source.comparisons import control_cells
 from reports.source.provenance import provenance
 from reports.source.results import Results
 from reports.source.runs import select
+from reports.source.scores import score_table
 from reports.verdict import Verdict
+
+SCORES = "scores.csv"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,13 @@ def build_report(
     cells = control_cells(results, TASKS)
     tables = [*accuracy_tables(results), no_pos(results, 2), *settings_tables(results), no_pos(results, 17)]
     tables.sort(key=lambda exhibit: exhibit.name)
-    exhibits = [claims(results, cells), *tables, *figures(results), controls(results, cells)]
+    exhibits = [
+        claims(results, cells),
+        *tables,
+        *figures(results),
+        controls(results, cells),
+        steps_to_90(results),
+    ]
     for exhibit in exhibits:
         if not exhibit.runs and not exhibit.missing:
             exhibit.missing = [f"no cell of it is in the ledger, and none is expected of preset {name}"]
@@ -55,6 +65,7 @@ def build_report(
     folder = (out or home.root / "report").expanduser().absolute()
     try:
         page = write_all(exhibits, provenance(results), folder)
+        score_table(results).to_csv(folder / SCORES, index=False)
     except OSError as error:
         raise ConfigError(
             f"out={folder} cannot be written ({error.strerror}); give a folder of yours"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reports.exhibits.exhibit import TASK_NAMES, Entry, Exhibit, model_title, p_text, signed
+from reports.exhibits.exhibit import FLOOR_NOTE, TASK_NAMES, Entry, Exhibit, model_title, p_text, signed
 from reports.exhibits.grid import BINS, TASKS
 from reports.source.comparisons import CONTRASTS, POSITIONS, Comparison, ControlCell, control_name
 from reports.source.results import Results
@@ -63,9 +63,9 @@ def controls(results: Results, cells: Sequence[ControlCell]) -> Exhibit:
         "controls",
         "Controlled comparisons: meta-attention, injected tokens, extra parameters",
         "First model minus second, in points of exact match, on the same test examples: the mean of the "
-        "seeds' differences with its t-interval over seeds. “higher” and “lower” survive Holm's correction over "
-        "one question on one task (paired t-test over seeds); “undecided” does not and is no finding. h: Cohen's "
-        "effect size with its t-interval. One seed: Newcombe's interval, about those two runs alone.",
+        "seeds' differences with its t-interval over seeds. “higher” and “lower” survive Holm's correction "
+        "over one question on one task (paired t-test over seeds); “undecided” does not and is no finding. "
+        "h: Cohen's effect size with its t-interval. One seed: Newcombe's interval, about these two runs.",
         pd.DataFrame(frame_rows, columns=[*labels, *map(str, lengths)]),
         labels=len(labels),
         data=pd.DataFrame([_data(results, row) for row in rows], columns=list(_COLUMNS)),
@@ -75,6 +75,7 @@ def controls(results: Results, cells: Sequence[ControlCell]) -> Exhibit:
             "tokens, Wide against GPT-2 about the extra parameters; Meta against GPT-2 has all at once.",
             f"controls.csv adds each seed's exact McNemar test, and an interval of {RESAMPLES} paired "
             "bootstrap draws of seeds and examples, which is too narrow at few seeds.",
+            FLOOR_NOTE,
             BINS,
         ],
         missing=[f"{question}: {models}, not both scored in the ledger" for question, models in absent],

@@ -105,8 +105,8 @@ def gain_with_train_length(results: Results, cells: Sequence[ControlCell]) -> Fi
     )
     measured = (
         "meta's gain minus GPT-2's from the shortest to the longest train length, points of exact match, "
-        f"mean over {len(steps)} of {len(found)} cells; left out: all at base rate or ceiling, or meta at its "
-        "ceiling from the start"
+        f"mean over {len(steps)} of {len(found)} cells; left out: all at base rate or ceiling, or meta "
+        "at its ceiling from the start"
     )
     return Finding(
         measured, Evidence(BETTER, _some(part)), "no two train lengths where something can be gained"

@@ -44,6 +44,12 @@ TESTS_NOTHING_NOTE = (
 )
 
 
+FLOOR_NOTE = (
+    "Over seeds: the standard error of the seeds' differences, but never below what the test examples leave "
+    "open, as seeds share them and may agree by chance."
+)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A table's cell: the number, and under it what a reader needs to judge it."""

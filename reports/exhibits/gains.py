@@ -10,6 +10,7 @@ import pandas as pd
 
 from reports.exhibits.exhibit import (
     DASH,
+    FLOOR_NOTE,
     MAJORITY,
     Exhibit,
     absent_entry,
@@ -76,7 +77,7 @@ def no_pos(results: Results, number: int) -> Exhibit:
         pd.DataFrame([_entries(results, row) for row in kept], columns=_HEADS),
         labels=3,
         data=pd.DataFrame([_data(results, row) for row in kept], columns=list(_NO_POS_COLUMNS)),
-        notes=[BINS],
+        notes=[FLOOR_NOTE, BINS],
         missing=ablation_missing(results, task, models, ("no_pos",)),
         runs=ablation_runs(results, task, models, ("no_pos",)),
         paper=results.reference.block("table_2", "setting"),

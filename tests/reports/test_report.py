@@ -18,6 +18,7 @@ from .conftest import Small
 from .ledgers import N
 
 TABLES = [f"table_{n:02d}" for n in range(1, 18)]
+BEYOND = ["claims", "controls", "steps_to_90"]
 FIGURES = [f"figure_{n}" for n in range(1, 4)]
 
 
@@ -30,10 +31,11 @@ def row(frame, **labels):
 
 def test_every_exhibit_has_its_files(small: Small):
     wanted = {f"{name}.{kind}" for name in TABLES for kind in ("md", "csv", "tex")}
+    wanted |= {f"{name}.{kind}" for name in BEYOND for kind in ("md", "csv", "tex")}
     wanted |= {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")}
-    assert wanted | {"report.html"} == {path.name for path in small.out.iterdir()}
+    assert wanted | {"report.html", "scores.csv"} == {path.name for path in small.out.iterdir()}
     assert all((small.out / name).stat().st_size > 20 for name in wanted)
-    assert [e.name for e in small.report.exhibits] == TABLES + FIGURES
+    assert [e.name for e in small.report.exhibits] == ["claims", *TABLES, *FIGURES, "controls", "steps_to_90"]
 
 
 def test_seeds_are_pooled_by_examples(small: Small):
@@ -234,7 +236,7 @@ def test_the_page_says_where_numbers_come_from(small: Small):
 
 def test_markup_in_text_is_escaped(small: Small):
     assert "<PAUSE" not in (small.out / "report.html").read_text()
-    for name in TABLES:
+    for name in TABLES + BEYOND:
         text = (small.out / f"{name}.tex").read_text()
         body = [line for line in text.splitlines() if not line.startswith(("%", "\\resizebox", "\\label"))]
         assert not re.search(r"(?<!\\)[_#%&](?!\s)", "\n".join(body).replace(" & ", ""))
