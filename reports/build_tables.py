@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Write Tables 1-17 (md, csv, tex), Figures 1-3 (png, svg) and report.html from the ledger.
+    """Write the claims page, Tables 1-17 and more (md, csv, tex), Figures 1-3 (png, svg), scores.csv and
+    report.html from the ledger.
 
     home: where the ledger lies; default $METATOK_HOME, else ~/.metatok.
     out: folder to write to; default report/ in home.

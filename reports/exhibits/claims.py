@@ -105,7 +105,12 @@ def claims(results: Results, cells: Sequence[ControlCell]) -> Exhibit:
         pd.DataFrame(rows, columns=_HEADS),
         labels=2,
         data=pd.DataFrame(data, columns=list(_COLUMNS)),
-        notes=[*RULE, "claims.csv has every part of every claim."],
+        notes=[
+            *RULE,
+            "Claim 1 says whether meta models win, claims 11 to 13 what it is about them.",
+            *_trouble_notes(results),
+            "claims.csv has every part of every claim.",
+        ],
         runs=list(results.shown.fingerprint),
     )
 
@@ -114,6 +119,12 @@ def verdict_counts(page: Exhibit) -> dict[Verdict, int]:
     """How many claims came to which verdict."""
     found = list(page.frame.verdict)
     return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def _trouble_notes(results: Results) -> list[str]:
+    counts = results.troubled.state.value_counts().sort_index()
+    told = ", ".join(f"{n} {state}" for state, n in counts.items())
+    return [f"Runs that came to nothing: {told}. A claim rests on the seeds that are left."] if told else []
 
 
 def _shown(finding: Finding, decision: Decision) -> list[str]:

@@ -58,7 +58,7 @@ def by_question(cells: Sequence[ControlCell], contrast: Contrast) -> Finding:
         if not mine
         else "all cells test nothing"
         if nothing == len(mine)
-        else "no cell has 2 seeds"
+        else "fewer than 2 seeds have every cell"
     )
     return Finding(measured, Evidence(BETTER, _some(part)), why_not)
 
@@ -90,19 +90,16 @@ def gain_with_train_length(results: Results, cells: Sequence[ControlCell]) -> Fi
     for cell in (c for c in cells if c.contrast == CONTRASTS[-1]):
         place = (cell.position, cell.treated.task, cell.treated.eval_length)
         found.setdefault(place, {})[cell.treated.train_length] = cell
-    steps = []
+    steps: list[tuple[Comparison, Comparison]] = []
     for by_length in found.values():
-        first, last = by_length[min(by_length)], by_length[max(by_length)]
-        usable = first is not last and first.comparison is not None and last.comparison is not None
+        first, last = (by_length[pick(by_length)] for pick in (min, max))
         keys = (first.treated, first.control, last.treated, last.control)
-        if usable and not results.tests_nothing(keys) and results.standing(first.treated) != "ceiling":
+        if first is last or first.comparison is None or last.comparison is None:
+            continue
+        if not results.tests_nothing(keys) and results.standing(first.treated) != "ceiling":
             steps.append((first.comparison, last.comparison))
-    sample = _mean_step(steps)
-    part = (
-        None
-        if sample is None
-        else Part("all cells", sample, sum(a.n + b.n for a, b in steps), _in_points(sample))
-    )
+    sample, n = _mean_step(steps), sum(first.n + last.n for first, last in steps)
+    part = None if sample is None else Part("all cells", sample, n, _in_points(sample))
     measured = (
         "meta's gain minus GPT-2's from the shortest to the longest train length, points of exact match, "
         f"mean over {len(steps)} of {len(found)} cells; left out: all at base rate or ceiling, or meta "
@@ -136,7 +133,8 @@ def _ablations(
     places: dict[str, list[tuple[Key, Key]]] = {}
     for key in sorted(results.exact):
         if key.task in tasks and key.setting == setting:
-            pair = (key, key._replace(setting="full"))[::sign]
+            full = key._replace(setting="full")
+            pair = (key, full) if sign > 0 else (full, key)
             places.setdefault(f"{model_title(key.model)}, {_task(key.task)}", []).append(pair)
 
     def comparisons(pairs: list[tuple[Key, Key]]) -> list[Comparison]:
@@ -256,8 +254,8 @@ def slowdown(results: Results) -> Finding:
             text = f"{SLOWDOWN - value:.3f} [{SLOWDOWN - most:.3f}, {SLOWDOWN - least:.3f}]"
             parts.append(Part(f"{model_title(run.model)}, {run.size}", sample, round(n), text))
     measured = (
-        f"{SLOWDOWN} minus the median slowdown of generation with meta tokens, every meta model and size; "
-        "interval over interleaved repeats, from their quartiles"
+        "median slowdown of generation with meta tokens, every meta model and size; interval over "
+        "interleaved repeats, from their quartiles"
     )
     return Finding(
         measured,
