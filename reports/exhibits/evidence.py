@@ -230,7 +230,7 @@ def extension_holds(results: Results) -> Finding:
 def _token_difference(results: Results, near: Key, far: Key) -> tuple[Sample, int]:
     """Far minus near, by seed, of the share of answer tokens right; and the examples of both."""
     values, errors, n = [], [], 0
-    for record in results.scores_at(near).record:
+    for record in results.records_at(near).values():
         tables = [results.examples(record, key.eval_length) for key in (near, far)]
         shares = [t.correct_tokens / t.answer_tokens for t in tables if t is not None]
         if len(shares) == 2:

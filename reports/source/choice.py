@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from metatok.experiment import RunRecord
@@ -28,18 +30,28 @@ def choose(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
             on_shown = mine.parent.isin(set(shown[_BUILT_ON_SHOWN[kind]].fingerprint))
             left_out.append(mine[~on_shown].assign(why="built on a fine-tune that is not shown"))
             mine = mine[on_shown]
-        kept = [mine.iloc[:0]]
-        for _, group in mine.groupby(_GROUPED_BY, sort=False):
-            ranked = group.assign(done=group.state == "done").sort_values(["expected", "done", "start"])
-            # The preset's cells are one configuration, also where a base's run is gone.
-            configs = {*ranked.config[ranked.expected], ranked.config.iloc[-1]}
-            same = group.loc[ranked.index[ranked.config.isin(configs)]]
-            same = same.drop_duplicates(["seed", "site", "beta"], keep="last")
-            kept.append(same.sort_index())
-            rest = group.drop(same.index)
-            left_out.append(rest.assign(why=[_why(r, same.record.iloc[0]) for r in rest.record]))
-        shown[kind] = pd.concat(kept)
+        kept, rest = _kept(mine)
+        shown[kind] = mine[mine.index.isin(kept)]
+        left_out.append(mine.loc[list(rest)].assign(why=list(rest.values())))
     return pd.concat(shown.values(), ignore_index=True), pd.concat(left_out, ignore_index=True)
+
+
+def _kept(runs: pd.DataFrame) -> tuple[set[int], dict[int, str]]:
+    """Of one kind's runs the rows that count; the others, with why not."""
+    ranked = runs.assign(done=runs.state == "done").sort_values(["expected", "done", "start"])
+    groups: dict[tuple[object, ...], list[Any]] = {}
+    for row in ranked.itertuples():
+        groups.setdefault(tuple(getattr(row, name) for name in _GROUPED_BY), []).append(row)
+    kept: set[int] = set()
+    rest: dict[int, str] = {}
+    for group in groups.values():
+        # The preset's cells are one configuration, also where a base's run is gone.
+        configs = {row.config for row in group if row.expected} | {group[-1].config}
+        last = {(r.seed, r.site, r.beta): r for r in group if r.config in configs}
+        here = {row.Index for row in last.values()}
+        rest |= {r.Index: _why(r.record, group[-1].record) for r in group if r.Index not in here}
+        kept |= here
+    return kept, rest
 
 
 def _why(record: RunRecord, shown: RunRecord) -> str:

@@ -109,9 +109,7 @@ class Comparison:
         """The difference, its interval a bootstrap over seeds and examples; NaN where seeds differ in n."""
         if len({len(pair.control) for pair in self.pairs}) > 1:
             return Estimate(self.sample.mean, math.nan, math.nan)
-        differences = [pair.treated.astype(float) - pair.control for pair in self.pairs]
-        stream = "/".join(map(str, (*self.control, *self.treated)))
-        return bootstrap_seeds_and_examples(differences, stream)
+        return bootstrap_seeds_and_examples([pair.treated.astype(int) - pair.control for pair in self.pairs])
 
 
 def compare(results: Results, treated: Key, control: Key) -> Comparison | None:
@@ -119,11 +117,11 @@ def compare(results: Results, treated: Key, control: Key) -> Comparison | None:
 
     A seed whose two test sets are not the same examples is left out.
     """
-    first, second = (results.scores_at(key).set_index("seed") for key in (control, treated))
+    first, second = (results.records_at(key) for key in (control, treated))
     pairs = []
-    for seed in sorted(first.index.intersection(second.index), key=int):
-        before = results.examples(first.record[seed], control.eval_length)
-        after = results.examples(second.record[seed], treated.eval_length)
+    for seed in sorted(first.keys() & second.keys(), key=int):
+        before = results.examples(first[seed], control.eval_length)
+        after = results.examples(second[seed], treated.eval_length)
         if before is None or after is None or not before.index.equals(after.index) or before.empty:
             continue
         if (before.prompt_tokens.to_numpy() != after.prompt_tokens.to_numpy()).any():

@@ -203,13 +203,17 @@ class Results:
     def _lost(self, key: Key) -> str:
         return self._states_at.get(_without_eval_length(key), {}).get("lost", "")
 
-    def scores_at(self, key: Key) -> pd.DataFrame:
-        """The rows of `scores` at a coordinate, one a seed."""
-        return self._scores_at.get(tuple(key), self.scores.iloc[:0])
+    def records_at(self, key: Key) -> dict[str, RunRecord]:
+        """seed -> the run that scored a coordinate."""
+        return self._records_at.get(key, {})
 
     @cached_property
-    def _scores_at(self) -> dict[tuple[Any, ...], pd.DataFrame]:
-        return dict(iter(self.scores.groupby(list(Key._fields))))
+    def _records_at(self) -> dict[Key, dict[str, RunRecord]]:
+        found: dict[Key, dict[str, RunRecord]] = {}
+        places = zip(*(self.scores[name] for name in Key._fields), strict=True)
+        for place, seed, record in zip(places, self.scores.seed, self.scores.record, strict=True):
+            found.setdefault(Key(*place), {})[seed] = record
+        return found
 
     def examples(self, record: RunRecord, eval_length: int) -> pd.DataFrame | None:
         """The per-example records of one eval length, or None if they cannot be read."""

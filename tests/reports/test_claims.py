@@ -165,7 +165,7 @@ def test_the_page_has_rule_counts_and_parts(controlled: Controlled):
 def test_other_test_examples_are_not_compared(controlled: Controlled):
     results = controlled.results
     key = Key("meta_rope", "list_recall", 128, 128)
-    record = results.scores_at(key).set_index("seed").record["0"]
+    record = results.records_at(key)["0"]
     examples = results.examples(record, 128)
     assert examples is not None
     examples["prompt_tokens"] += 1
