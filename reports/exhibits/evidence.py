@@ -74,7 +74,7 @@ def meta_beats_baselines(results: Results, cells: Sequence[ControlCell]) -> Find
         place = f"{models}, {_task(cell.treated.task)}, train length {cell.treated.train_length}"
         places.setdefault(place, []).append(cell)
     positions = {c.position for c in mine}
-    metas = {m for m in results.runs("finetune").model if m.startswith("meta_") and not is_extended(m)}
+    metas = {m for m in results.runs("finetune").model if _is_meta(m) and not is_extended(m)}
     lone = [f"{model_title(m)} has no baseline" for m in sorted(metas) if m.split("_")[1] not in positions]
     lone += [f"{_task(task)} was not scored" for task in TASKS if task not in {c.treated.task for c in mine}]
     parts, gaps = _each(places, lambda found: [c.tested for c in found if c.tested is not None])
@@ -132,7 +132,7 @@ def _ablations(
     """A part a model and task, the mean over train and eval lengths where the two can differ."""
     places: dict[str, list[tuple[Key, Key]]] = {}
     for key in sorted(results.exact):
-        if key.task in tasks and key.setting == setting:
+        if key.task in tasks and key.setting == setting and _is_meta(key.model):
             full = key._replace(setting="full")
             pair = (key, full) if sign > 0 else (full, key)
             places.setdefault(f"{model_title(key.model)}, {_task(key.task)}", []).append(pair)
@@ -142,7 +142,7 @@ def _ablations(
         return [c for pair in useful if (c := compare(results, *pair)) is not None and c.seeds > 1]
 
     parts, gaps = _each(places, comparisons)
-    known = {key.task for key in results.exact if key.setting == setting}
+    known = {key.task for key in results.exact if key.setting == setting and _is_meta(key.model)}
     gaps += tuple(f"{_task(task)} was not scored" for task in tasks if task not in known)
     return Finding(measured, Evidence(bar, parts, gaps), _few(places))
 
@@ -151,7 +151,7 @@ def sharpening(results: Results, column: str, measured: str) -> Finding:
     """Claims 5 and 6: the mean of a sharpness column is above 0, every model."""
     runs = results.runs("probe", analysis="sharpness")
     parts = []
-    for model in model_order(runs.model):
+    for model in filter(_is_meta, model_order(runs.model)):
         read = [results.table(r, "sharpness") for r in runs.record[runs.model == model]]
         tables = [t for t in read if t is not None and len(t)]
         if tables:
@@ -167,7 +167,7 @@ def curve_below_curve(results: Results) -> Finding:
     runs = results.runs("rate_distortion")
     parts: list[Part] = []
     gaps: list[str] = []
-    for model in model_order(runs.model):
+    for model in filter(_is_meta, model_order(runs.model)):
         curves = [_two_curves(mine) for _, mine in runs[runs.model == model].groupby("seed")]
         whole = [pair for pair in curves if pair is not None]
         rates = _shared_rates(whole)
@@ -221,8 +221,13 @@ def extension_holds(results: Results) -> Finding:
         else:
             sample, n = _token_difference(results, near, far)
             parts.append(Part(_task(task), sample, n, _in_points(sample)))
-    name = f"{model_title(model)}, trained to {train}" if model else "an extended model"
-    measured = f"token accuracy at {context} minus that at {train}, points, {name}, every task"
+    if not train:
+        measured = "token accuracy at the extended context minus that at half of it, points, every task"
+        return Finding(
+            measured, Evidence(NOT_WORSE), "no extended model is fine-tuned to half its context or less"
+        )
+    measured = f"token accuracy at {context} minus that at {train}, points, "
+    measured += f"{model_title(model)}, trained to {train}, every task"
     why_not = "; ".join(gaps) if gaps and not parts else _one_seed(parts)
     return Finding(measured, Evidence(NOT_WORSE, tuple(parts), tuple(gaps)), why_not)
 
@@ -246,7 +251,7 @@ def slowdown(results: Results) -> Finding:
     for run in results.runs("efficiency").itertuples():
         metrics = run.record.metrics
         names = [f"slowdown_{part}" for part in ("median", "q25", "q75", "n")]
-        if run.model.startswith("meta_") and {*names} <= set(metrics):
+        if _is_meta(run.model) and {*names} <= set(metrics):
             median, low, high, n = (metrics[name] for name in names)
             error = _MEDIAN_ERROR * (high - low) / math.sqrt(n)
             sample = Sample(SLOWDOWN - median, error, round(n) - 1)
@@ -267,7 +272,7 @@ def boost_lowers_entropy(results: Results) -> Finding:
     """Claim 10: how far the share of attention rows whose entropy a boost lowers is below 1, every model."""
     runs = results.runs("probe", analysis="sharpness")
     parts, premises = [], []
-    for model in model_order(runs.model):
+    for model in filter(_is_meta, model_order(runs.model)):
         metrics = [r.metrics for r in runs.record[runs.model == model] if "entropy_fall_rate" in r.metrics]
         if metrics:
             sample = over_seeds([m["entropy_fall_rate"] - 1 for m in metrics])
@@ -324,6 +329,11 @@ def _few(places: dict[str, list]) -> str:
 
 def _one_seed(parts: Iterable[Part] | Iterator[Part]) -> str:
     return "1 seed" if list(parts) else "no cell of it is in the ledger"
+
+
+def _is_meta(model: str) -> bool:
+    """Whether the paper's claims are about it: the controls with meta tokens have no meta-attention."""
+    return model.startswith("meta_")
 
 
 def _task(task: str) -> str:

@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest, ttest_rel
+from scipy.stats import t as student
 
 from metatok.experiment import Cell, Home, Ledger
 from reports.exhibits.controls import controls
+from reports.exhibits.evidence import no_embed_hurts
 from reports.exhibits.exhibit import Exhibit
 from reports.exhibits.grid import TASKS
 from reports.report import Report, build_report
@@ -18,7 +20,7 @@ from reports.source.comparisons import Comparison, compare, control_cells
 from reports.source.results import Key, Results
 from reports.source.runs import select
 
-from .conftest import open_ledger
+from .conftest import Small, open_ledger
 from .ledgers import all_cells, controls_preset, write
 
 PRESET = controls_preset("gpt2_rope", "pause_rope", "meta_rope")
@@ -160,6 +162,36 @@ def test_the_page_has_rule_counts_and_parts(controlled: Controlled):
     parts = controlled.csv("claims")
     assert set(parts.claim) == set(range(1, 14))
     assert parts[(parts.claim == 11)].value.iloc[0] == pytest.approx(np.mean([0.45, 0.605, 0.54]))
+
+
+def test_the_papers_claims_on_numbers_known_in_closed_form(small: Small):
+    page = small.report.exhibits[0]
+    boost, curves, speed, theorem = (verdict(page, number) for number in (5, 7, 9, 10))
+    # Two seeds of the mean 2 leave the four examples' doubt: 1, 3, 1, 3 have a standard error of 1 / sqrt 3.
+    half = student.ppf(0.975, 1) / math.sqrt(6)
+    assert boost["estimate [95%]"] == f"2 nats [{2 - half:.3g}, {2 + half:.3g}]"
+    assert boost.verdict == "inconclusive"
+    # The last token's distortion is 1 above the meta token's at every beta, and so at every rate.
+    assert curves.verdict == "reproduced"
+    assert curves["estimate [95%]"].startswith("1 nats [1, 1]")
+    # Slowdown 1.1, quartiles at 10% around it, of 7 repeats.
+    assert speed.verdict == "inconclusive"
+    assert speed.units == "7 repeats"
+    # The boost lowers the entropy of half of the rows.
+    assert theorem.verdict == "not reproduced"
+    assert "premise holds in: Meta + RoPE 25.0%" in theorem.measured
+
+
+def test_the_claims_of_meta_models_are_not_tried_on_controls(tmp_path: Path):
+    pauses = controls_preset("pause_rope", seeds=2).model_copy(
+        update={"tasks": ("list_recall",), "stages": ("pretrain", "finetune", "ablate")}
+    )
+    home = Home.open(tmp_path)
+    with open_ledger(home) as ledger:
+        write(ledger, all_cells(pauses), pauses.name, scored)
+        results = Results(ledger, select(ledger, expected=pauses))
+        assert Key("pause_rope", "list_recall", 128, 128, "no_embed") in results.exact
+        assert not no_embed_hurts(results).evidence.parts
 
 
 def test_other_test_examples_are_not_compared(controlled: Controlled):
