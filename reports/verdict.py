@@ -29,7 +29,8 @@ RULE = (
     "A claim is a number that it says lies above a bar: 0 for “better”, minus the equivalence margin of "
     f"{100 * MARGIN:.0f} points for “as good”, 0 without a margin for the sign of a mean and for curves. "
     "Seeds are the unit: the number is taken within each seed, its interval over seeds is Student's t, "
-    "and its standard error is never below what the test examples alone leave open.",
+    "and its standard error is never below what the test examples alone leave open (not so for claims 7 and "
+    "10, whose runs keep no example's number).",
     "Reproduced: the interval, at 95% after Holm's correction over this page's claims, lies above the bar.",
     "Not reproduced: it is not, and the interval, corrected alike, lies below the bar plus the margin.",
     "Inconclusive: neither. Not tested: fewer than 2 seeds (timings: repeats), or the cells are not there, "
