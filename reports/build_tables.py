@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Write Tables 1-17 (md, csv, tex), Figures 1-3 (png, svg) and report.html from the ledger.
+    """Write the claims page, Tables 1-17 and more (md, csv, tex), Figures 1-3 (png, svg), scores.csv and
+    report.html from the ledger.
 
     home: where the ledger lies; default $METATOK_HOME, else ~/.metatok.
     out: folder to write to; default report/ in home.
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def _tell(report: Report) -> None:
-    selection, shown = report.results.selection, report.results.shown
+    selection, shown, troubled = report.results.selection, report.results.shown, report.results.troubled
     if shown.empty:
         print(
             f"No finished run of preset {selection.preset} in the ledger: every exhibit says what is missing."
@@ -57,6 +58,10 @@ def _tell(report: Report) -> None:
         complete = sum(not exhibit.missing for exhibit in report.exhibits)
         print(f"{len(shown)} runs of preset {selection.preset}.")
         print(f"{complete} of {len(report.exhibits)} exhibits are complete.")
+    for state, n in troubled.state.value_counts().items():
+        print(f"{n} runs {state}: nothing of theirs is shown as a number.")
+    for verdict, n in report.verdicts.items():
+        print(f"Claims {verdict}: {n}")
     print(f"Report: {report.page}")
 
 

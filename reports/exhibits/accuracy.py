@@ -9,9 +9,11 @@ import pandas as pd
 from reports.exhibits.exhibit import (
     MAJORITY,
     TASK_NAMES,
+    TESTS_NOTHING,
+    TESTS_NOTHING_NOTE,
     Exhibit,
+    base_rate_entry,
     left_out_notes,
-    majority_text,
     missing_notes,
     model_title,
     point_frame,
@@ -24,6 +26,7 @@ from reports.exhibits.grid import (
     ablated_models,
     ablation_missing,
     ablation_runs,
+    base_rate_rows,
     entries_of,
     eval_lengths,
     fine_tunes,
@@ -84,10 +87,11 @@ def position_noise(results: Results, number: int, task: str) -> Exhibit:
             keys = [Key(model, task, train, length, s) for s in settings]
             entries, rows = entries_of(results, keys)
             data += rows
-            share = majority_text(results.majority(task, length))
-            frame_rows.append([model_title(model), str(train), str(length), *entries, share])
+            nothing = results.tests_nothing(keys)
+            base = base_rate_entry(results.base_rate(task, length))
+            frame_rows.append([model_title(model), str(train), str(length), *entries, base, nothing])
     names = ["0 (full)", *(s.removeprefix("noise_") for s in scales)]
-    columns = ["model", "train length", "eval length", *names, MAJORITY]
+    columns = ["model", "train length", "eval length", *names, MAJORITY, TESTS_NOTHING]
     exhibit = Exhibit(
         f"table_{number}",
         f"Gaussian noise on the position of the meta tokens, {TASK_NAMES[task]}",
@@ -98,7 +102,7 @@ def position_noise(results: Results, number: int, task: str) -> Exhibit:
         labels=3,
         data=point_frame(data),
         spanner="standard deviation of the noise",
-        notes=[BINS],
+        notes=[BINS, TESTS_NOTHING_NOTE],
         missing=ablation_missing(results, task, models, scales),
         runs=ablation_runs(results, task, models, scales),
     )
@@ -118,8 +122,10 @@ def long_contexts(results: Results) -> Exhibit:
             entries, rows = entries_of(results, keys, "token_accuracy", "table_1")
             data += rows
             frame_rows.append([TASK_NAMES[task], model_title(model), str(train), *entries])
-        shares = [majority_text(results.majority(task, n)) for n in lengths]
-        frame_rows.append([TASK_NAMES[task], f"{MAJORITY}, exact match", "", *shares])
+        tuned = list(fine_tunes(results, task, extended=True))
+        rates, nothing = base_rate_rows(results, task, tuned, lengths)
+        frame_rows.append([TASK_NAMES[task], f"{MAJORITY}, exact match", "", *rates])
+        frame_rows.append([TASK_NAMES[task], f"{TESTS_NOTHING}, exact match", "", *nothing])
     exhibit = Exhibit(
         "table_01",
         "Token accuracy of the extended models across long contexts",
@@ -132,6 +138,7 @@ def long_contexts(results: Results) -> Exhibit:
         spanner="evaluation length (tokens)",
         notes=[
             BINS,
+            TESTS_NOTHING_NOTE,
             f"“{MAJORITY}” gets no token credit: it is the exact-match accuracy of always giving it.",
         ],
         paper=results.reference.block("table_1", "eval_length"),
@@ -160,8 +167,9 @@ def _length_grid(
         data += tidy
         shown = [model_title(model), str(train), *([setting_title(setting)] if show_setting else [])]
         frame_rows.append([*shown, *entries])
-    shares = [majority_text(results.majority(task, n)) for n in lengths]
-    frame_rows.append([MAJORITY, *[""] * (len(labels) - 1), *shares])
+    rates, nothing = base_rate_rows(results, task, list(dict.fromkeys((m, t) for m, t, _ in rows)), lengths)
+    blank = [""] * (len(labels) - 1)
+    frame_rows += [[MAJORITY, *blank, *rates], [TESTS_NOTHING, *blank, *nothing]]
     return Exhibit(
         name,
         "",
@@ -170,7 +178,12 @@ def _length_grid(
         labels=len(labels),
         data=point_frame(data),
         spanner="evaluation length (tokens)",
-        notes=[BINS, *left_out_notes(results, "finetune", task), *unequal_settings(results, task)],
+        notes=[
+            BINS,
+            TESTS_NOTHING_NOTE,
+            *left_out_notes(results, "finetune", task),
+            *unequal_settings(results, task),
+        ],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,11 +11,12 @@ from typing import Literal
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reports.source.paper import PaperBlock, PaperValue
-from reports.source.results import Gain, Key, Point, Results, missing_lines
+from reports.source.comparisons import Comparison
+from reports.source.paper import PaperBlock, PaperValue, millions
+from reports.source.results import BaseRate, Key, Point, Results, missing_lines
 from reports.stats import Estimate
 
-State = Literal["measured", "missing", "over_context", "no_position"]
+State = Literal["measured", "missing", "diverged", "failed", "over_context", "no_position"]
 
 DASH = "—"
 OVER_CONTEXT = "n/a (over the context)"
@@ -34,6 +36,18 @@ TASK_NAMES = {
     "copying": "copying",
 }
 MAJORITY = "commonest answer"
+TESTS_NOTHING = "tests nothing"
+TESTS_NOTHING_NOTE = (
+    f"“{TESTS_NOTHING}” says base rate where no model can be told from always giving the {MAJORITY} "
+    "(the Wilson intervals overlap, or it is worse), and ceiling where every model has at least 98% right. "
+    "No claim rests on these."
+)
+
+
+FLOOR_NOTE = (
+    "Over seeds: the standard error of the seeds' differences, but never below what the test examples leave "
+    "open, as seeds share them and may agree by chance."
+)
 
 
 @dataclass(frozen=True)
@@ -45,19 +59,26 @@ class Entry:
     paper: str = ""
     paper_origin: str = ""
     state: State = "measured"
+    paper_scale: str = ""
+
+    @property
+    def paper_line(self) -> str:
+        """The paper's number with the sizes of the two models."""
+        return f"paper {self.paper} ({self.paper_scale})" if self.paper else ""
 
     def __str__(self) -> str:
         parts = [" ".join([self.value, *self.details[:1]]), *self.details[1:]]
-        return "; ".join([*parts, f"paper {self.paper}"] if self.paper else parts)
+        return "; ".join([*parts, self.paper_line] if self.paper else parts)
 
 
 @dataclass
 class Exhibit:
-    """A table or a figure of the paper with this ledger's numbers.
+    """A table or a figure of the paper, or one beyond it, with this ledger's numbers.
 
-    name: file name. frame: what is shown, str or Entry, the first `labels` columns being row labels.
-    spanner: heading over the others. data: the same numbers, tidy, at full precision. missing: the cells
-    that are not there. runs: fingerprints behind it. paper: the paper's values at other coordinates.
+    name: file name; one of the paper's ends in its number there. frame: what is shown, str or Entry, the
+    first `labels` columns being row labels. spanner: heading over the others. data: the same numbers, tidy,
+    at full precision. missing: the cells that are not there. runs: fingerprints behind it. paper: the
+    paper's values at other coordinates.
     """
 
     name: str
@@ -75,9 +96,11 @@ class Exhibit:
 
     @property
     def number(self) -> str:
-        """Table 7, Figure 1."""
-        word, digits = self.name.split("_")
-        return f"{word.capitalize()} {int(digits)}"
+        """Table 7, Figure 1; an exhibit beyond the paper has its name as words."""
+        found = re.fullmatch(r"(table|figure)_(\d+)", self.name)
+        if found is None:
+            return self.name.replace("_", " ").capitalize()
+        return f"{found[1].capitalize()} {int(found[2])}"
 
     @property
     def has_paper_beside(self) -> bool:
@@ -99,6 +122,16 @@ def model_title(model: str) -> str:
     parts = model.split("_")
     names = [_FAMILIES.get(parts[0], parts[0]), *(_POSITIONS.get(p, p) for p in parts[1:2])]
     return " + ".join(names + ([f"YaRN {parts[3]}"] if len(parts) > 3 else []))
+
+
+def scale_text(results: Results) -> str:
+    """Without which the paper's numbers say nothing about ours."""
+    sizes = results.reference.ours
+    ours = ", ".join(f"{model_title(model)} {millions(sizes[model])}" for model in model_order(sizes))
+    return (
+        f"Scale: the paper's models have 124M to 152M parameters; ours, preset {results.selection.preset}: "
+        f"{ours or 'not counted yet'}."
+    )
 
 
 def setting_title(setting: str) -> str:
@@ -138,40 +171,47 @@ def seeds_text(seeds: int, by_seed: Estimate) -> str:
     """Number of seeds, and their mean with its t-interval where there are several."""
     if seeds < 2:
         return "1 seed"
-    return f"{seeds} seeds: {percent(by_seed.value)} ± {percent(by_seed.high - by_seed.value)}"
+    return f"{seeds} seeds: mean {percent(by_seed.value)}, t ± {percent(by_seed.high - by_seed.value)}"
 
 
 def point_entry(point: Point, paper: PaperValue | None = None) -> Entry:
     details = (interval(point.pooled), f"n={point.n}")
     if point.seeds > 1:
         details = (*details, seeds_text(point.seeds, point.by_seed))
-    return _with_paper(percent(point.pooled.value), details, paper)
+    if point.lost:
+        details = (*details, point.lost)
+    return with_paper(percent(point.pooled.value), details, paper)
 
 
-def gain_entry(gain: Gain, paper: PaperValue | None = None) -> Entry:
-    test = gain.test
-    details: tuple[str, ...] = (f"[{signed(test.low)}, {signed(test.high)}]",)
-    if gain.seeds > 1:
-        half = percent(gain.by_seed.high - gain.by_seed.value)
-        details = (*details, f"{gain.seeds} seeds: {signed(gain.by_seed.value)} ± {half}")
-    return _with_paper(signed(test.gain), details, paper)
+def difference_entry(found: Comparison, paper: PaperValue | None = None) -> Entry:
+    """A difference in points with its interval; which seeds it is over."""
+    value, low, high = found.difference
+    seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
+    return with_paper(signed(value), (f"[{signed(low)}, {signed(high)}]", f"n={found.n}", seeds), paper)
+
+
+def p_text(p: float) -> str:
+    return DASH if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def absent_entry(results: Results, key: Key, paper: PaperValue | None = None) -> Entry:
-    """A coordinate without a number: over the context, nothing to change, or missing."""
+    """A coordinate without a number: over the context, nothing to change, diverged, failed, or missing."""
     if results.over_context(key.model, key.eval_length):
         return Entry(OVER_CONTEXT, state="over_context")
     if not results.has_setting(key.model, key.setting):
         return Entry(NO_POSITION, state="no_position")
-    return _with_paper(DASH, (), paper, state="missing")
+    trouble = results.trouble_at(key)
+    if trouble:
+        return with_paper(trouble, (), paper, state="diverged" if trouble == "diverged" else "failed")
+    return with_paper(DASH, (), paper, state="missing")
 
 
-def _with_paper(
+def with_paper(
     value: str, details: tuple[str, ...], paper: PaperValue | None, state: State = "measured"
 ) -> Entry:
     if paper is None:
         return Entry(value, details, state=state)
-    return Entry(value, details, paper.value, paper.origin, state)
+    return Entry(value, details, paper.value, paper.origin, state, paper.scale)
 
 
 def point_row(key: Key, point: Point | None, entry: Entry, majority: float | None) -> dict[str, object]:
@@ -216,6 +256,13 @@ def point_frame(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
 
 def majority_text(value: float | None) -> str:
     return DASH if value is None or math.isnan(value) else percent(value)
+
+
+def base_rate_entry(base: BaseRate | None) -> Entry:
+    """The best constant answer's accuracy as a table's cell."""
+    if base is None:
+        return Entry(DASH, state="missing")
+    return Entry(percent(base.share.value), (interval(base.share), f"n={base.n}"))
 
 
 def left_out_notes(results: Results, kind: str, task: str = "") -> list[str]:

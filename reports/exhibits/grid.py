@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from reports.exhibits.exhibit import TASK_NAMES, Entry, absent_entry, model_order, point_entry, point_row
+from reports.exhibits.exhibit import (
+    TASK_NAMES,
+    Entry,
+    absent_entry,
+    base_rate_entry,
+    model_order,
+    point_entry,
+    point_row,
+)
 from reports.source.results import Key, Point, Results, missing_lines
 from reports.source.runs import is_extended
 
@@ -26,20 +34,32 @@ def entries_of(
         paper = results.reference.at(*key, metric, prefer=prefer)
         entry = point_entry(point, paper) if point else absent_entry(results, key, paper)
         entries.append(entry)
-        rows.append(point_row(key, point, entry, results.majority(key.task, key.eval_length)))
+        rows.append(
+            point_row(key, point, entry, results.majority(key.task, key.eval_length, is_extended(key.model)))
+        )
     return entries, rows
 
 
 def models_of(results: Results, task: str) -> list[str]:
-    both = [results.runs("finetune", task=task), results.expected("finetune", task=task)]
-    return model_order(m for frame in both for m in frame.model)
+    return model_order(m for frame in results.known("finetune", task=task) for m in frame.model)
+
+
+def base_rate_rows(
+    results: Results, task: str, tuned: Sequence[tuple[str, int]], lengths: Sequence[int]
+) -> tuple[list[Entry], list[str]]:
+    """The last two rows of a table of these (model, train length): the best constant answer, and where the
+    full models' scores test nothing."""
+    extended = any(is_extended(model) for model, _ in tuned)
+    rates = [base_rate_entry(results.base_rate(task, n, extended)) for n in lengths]
+    columns = [[Key(model, task, train, n) for model, train in tuned] for n in lengths]
+    return rates, [results.tests_nothing(keys) for keys in columns]
 
 
 def fine_tunes(results: Results, task: str, extended: bool = False) -> Iterator[tuple[str, int]]:
     """(model, train length) of every fine-tune that is there or expected, and of the grid they span."""
     pairs = {
         (r.model, int(r.train_length))
-        for frame in (results.runs("finetune", task=task), results.expected("finetune", task=task))
+        for frame in results.known("finetune", task=task)
         for r in frame[frame.extended == extended].itertuples()
     }
     lengths = sorted({t for _, t in pairs})
@@ -59,13 +79,13 @@ def eval_lengths(results: Results, task: str, extended: bool) -> list[int]:
 
 
 def ablated_models(results: Results, task: str) -> list[str]:
-    both = [results.runs("ablate", task=task), results.expected("ablate", task=task)]
-    return model_order(m for frame in both for m in frame.model[~frame.extended])
+    frames = results.known("ablate", task=task)
+    return model_order(m for frame in frames for m in frame.model[~frame.extended])
 
 
 def noise_settings(results: Results, task: str) -> list[str]:
-    both = [results.runs("ablate", task=task), results.expected("ablate", task=task)]
-    found = {s for frame in both for s in frame.setting if s.startswith("noise_")}
+    frames = results.known("ablate", task=task)
+    found = {s for frame in frames for s in frame.setting if s.startswith("noise_")}
     return sorted(found, key=lambda s: float(s.removeprefix("noise_")))
 
 

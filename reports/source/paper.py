@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -11,15 +11,20 @@ from typing import NamedTuple
 import pandas as pd
 
 REFERENCE = Path(__file__).with_name("paper_reference.csv")
+# Parameters of the paper's models: GPT-2 small, with meta-attention, and GPT-Neo.
+_PAPER_SIZES = {"gpt2": "124M", "meta": "152M", "gpt": "125M"}
 COORDINATES = ("model", "task", "train_length", "eval_length", "setting", "metric")
 
 
 class PaperValue(NamedTuple):
-    """value: as the paper prints it. origin: where it stands and how sure the reading is."""
+    """value: as the paper prints it. origin: where it stands and how sure the reading is. scale: the size of
+    the paper's model and of the one beside it, without which the two numbers say nothing about each other.
+    """
 
     value: str
     exhibit: str
     origin: str
+    scale: str
 
 
 @dataclass(frozen=True)
@@ -37,20 +42,32 @@ class PaperBlock:
 
 @dataclass(frozen=True)
 class Reference:
-    """frame: the columns of paper_reference.csv, all as strings."""
+    """frame: the columns of paper_reference.csv, all as strings. ours: model -> parameters of what stands
+    beside it."""
 
     frame: pd.DataFrame
+    ours: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path = REFERENCE) -> Reference:
         return cls(pd.read_csv(path, dtype=str, keep_default_na=False))
+
+    def beside(self, ours: Mapping[str, int]) -> Reference:
+        """The same numbers, to stand beside models of these sizes."""
+        return Reference(self.frame, ours)
+
+    def scale(self, model: str) -> str:
+        """152M parameters, ours 0.22M."""
+        here = self.ours.get(model)
+        ours = f"ours {millions(here)}" if here else "ours not counted"
+        return f"{_PAPER_SIZES.get(model.split('_')[0], '152M')} parameters, {ours}"
 
     @cached_property
     def _by_coordinates(self) -> dict[tuple[str, ...], list[PaperValue]]:
         found: dict[tuple[str, ...], list[PaperValue]] = {}
         for row in self.frame.to_dict("records"):
             origin = f"{row['source']}; {row['note']}" if row["note"] else row["source"]
-            value = PaperValue(row["value"], row["exhibit"], origin)
+            value = PaperValue(row["value"], row["exhibit"], origin, self.scale(row["model"]))
             found.setdefault(tuple(row[name] for name in COORDINATES), []).append(value)
         return found
 
@@ -85,6 +102,11 @@ class Reference:
         spanner = ", ".join([_words(columns), *(_words(rows[c].iloc[0]) for c in constant)])
         keys = [c for c in keys if c not in constant]
         return PaperBlock(_spread(rows, keys, columns), len(keys), spanner, notes)
+
+
+def millions(parameters: int) -> str:
+    """152M, 0.22M, 9,500."""
+    return f"{parameters / 1e6:.3g}M" if parameters >= 10_000 else f"{parameters:,}"
 
 
 def _distinct(frame: pd.DataFrame) -> Sequence[tuple[str, str]]:

@@ -13,6 +13,7 @@ from reports.source.results import Results, distinct
 _BOOKKEEPING = {"fingerprint", "parents", "owner", "heartbeat", "checkpoint", "error", "preset"}
 _PACKAGES = ("metatok", "mlflow", "pandas", "scipy", "statsmodels", "matplotlib")
 _MOST_VALUES = 6
+_ERROR_LENGTH = 200
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def provenance(results: Results) -> Provenance:
         facts += _times(results)
     if selection.unfinished:
         facts.append(("not finished", ", ".join(f"{n} {s.lower()}" for s, n in selection.unfinished.items())))
+    facts += _trouble(results)
     if len(results.left_out):
         facts.append(("left out", f"{len(results.left_out)} runs of other configurations at the same labels"))
     if results.unreadable:
@@ -62,6 +64,20 @@ def _expectation(results: Results) -> str:
     return (
         f"{len(expected)}; {filled} have a finished run at their labels, {own} in the very same configuration"
     )
+
+
+def _trouble(results: Results) -> list[tuple[str, str]]:
+    """The runs that give no number, and why."""
+    facts = []
+    for state, runs in results.troubled.groupby("state"):
+        causes = distinct(
+            f"{r.name} ({r.tags['error'][:_ERROR_LENGTH]})" if "error" in r.tags else r.name
+            for r in runs.record
+        )
+        shown = "; ".join(causes[:_MOST_VALUES])
+        more = f" and {len(causes) - _MOST_VALUES} more" if len(causes) > _MOST_VALUES else ""
+        facts.append((f"{state}, without a number", f"{len(runs)}: {shown}{more}"))
+    return facts
 
 
 def _times(results: Results) -> list[tuple[str, str]]:

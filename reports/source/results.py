@@ -10,16 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from metatok.experiment import Ledger, RunRecord
-from metatok.experiment.design import kind_names
+from metatok.experiment import Cell, Ledger, RunRecord
+from reports.source.choice import choose
 from reports.source.paper import Reference
-from reports.source.runs import LABELS, Selection, table_of
-from reports.stats import Estimate, Paired, clustered_share, mean_of_seeds, paired, wilson
-
-# The labels within which one configuration is shown; a rate-distortion curve is one as a whole.
-_GROUPED_BY = [name for name in LABELS if name not in ("seed", "site", "beta")]
-_NOT_SHOWN = {"candidate"}  # a search's, of which its choice is told
-_BUILT_ON_SHOWN = {"ablate": "finetune", "probe": "finetune"}
+from reports.source.runs import LABELS, Selection, is_extended, table_of
+from reports.stats import MARGIN, Estimate, clustered_share, mean_of_seeds, wilson
 
 
 class Key(NamedTuple):
@@ -34,30 +29,32 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """One accuracy: all seeds' examples pooled, and the mean over seeds where there are several."""
+    """One accuracy: all seeds' examples pooled, and the mean over seeds where there are several.
+
+    lost: what became of further seeds, whose runs give no number: "1 seed diverged".
+    """
 
     pooled: Estimate
     n: int
     seeds: int
     by_seed: Estimate
     fingerprints: tuple[str, ...]
+    lost: str = ""
 
 
-@dataclass(frozen=True)
-class Gain:
-    """An intervention against the full model on the same examples: pooled over seeds, and by seed."""
+class BaseRate(NamedTuple):
+    """The accuracy of the best constant answer, with its Wilson interval at the test set's n examples."""
 
-    test: Paired
-    seeds: int
-    by_seed: Estimate
+    share: Estimate
+    n: int
 
 
 @dataclass
 class Results:
     """What the exhibits are filled from.
 
-    shown: the runs that count, at most one a seed and label. left_out: runs at the same labels as a shown
-    one but of another configuration, with `why`.
+    shown: the runs that count, at most one a seed and label. troubled: those of them that diverged or failed
+    and give no number. left_out: runs at the same labels as these but of another configuration, with `why`.
     """
 
     ledger: Ledger
@@ -65,12 +62,19 @@ class Results:
     reference: Reference = field(default_factory=Reference.load)
 
     def __post_init__(self) -> None:
-        self.shown, self.left_out = _choose(self.selection.runs)
+        chosen, self.left_out = choose(self.selection.runs)
+        self.shown, self.troubled = chosen[chosen.state == "done"], chosen[chosen.state != "done"]
+        self.reference = self.reference.beside(self._parameters())
         self._tables: dict[tuple[str, str], pd.DataFrame | None] = {}
+        self._examples: dict[str, dict[int, pd.DataFrame] | None] = {}
 
     def runs(self, kind: str, **labels: str) -> pd.DataFrame:
         """Shown runs of a kind with these labels."""
         return _where(self.shown, kind, labels)
+
+    def known(self, kind: str, **labels: str) -> list[pd.DataFrame]:
+        """All that is known of a kind at these labels: shown runs, troubled ones, the preset's cells."""
+        return [_where(frame, kind, labels) for frame in (self.shown, self.troubled, self.selection.expected)]
 
     def expected(self, kind: str, **labels: str) -> pd.DataFrame:
         """The preset's cells of a kind with these labels."""
@@ -84,14 +88,53 @@ class Results:
         return self._tables[key]
 
     def missing(self, kind: str, **labels: str) -> list[dict[str, str]]:
-        """The preset's cells of a kind that no shown run fills, by their labels."""
+        """The cells of a kind that have no number, by their labels: the preset's that no shown run fills, and
+        what diverged or failed, which `state` says.
+        """
         done = set(_label_tuples(self.runs(kind, **labels)))
-        cells = self.expected(kind, **labels)
+        trouble = _where(self.trouble, kind, labels)
+        states = dict(zip(_label_tuples(trouble), trouble.state, strict=True))
+        wanted = dict.fromkeys([*_label_tuples(self.expected(kind, **labels)), *states])
         return [
-            {"kind": kind} | {n: v for n, v in zip(LABELS, values, strict=True) if v}
-            for values in _label_tuples(cells)
+            {"kind": kind}
+            | {n: v for n, v in zip(LABELS, values, strict=True) if v}
+            | ({"state": states[values]} if values in states else {})
+            for values in wanted
             if values not in done
         ]
+
+    @cached_property
+    def trouble(self) -> pd.DataFrame:
+        """kind, state ("diverged", "failed") and LABELS of runs without a number, and of the preset's cells
+        that have no run as they build on one of these."""
+        states = dict(zip(self.troubled.fingerprint, self.troubled.state, strict=True))
+        ran, cells = set(self.selection.runs.fingerprint), self.selection.expected
+        inherited = [
+            None if row.fingerprint in ran else _first_trouble(row.cell, states) for row in cells.itertuples()
+        ]
+        kept = cells.assign(state=pd.Series(inherited, cells.index, dtype=object)).dropna(subset="state")
+        return pd.concat([self.troubled, kept])[["kind", "state", *LABELS]]
+
+    def trouble_at(self, key: Key) -> str:
+        """Why a coordinate has no number: "diverged", "failed", or "" if nothing of it ran."""
+        return self._states_at.get(_without_eval_length(key), {}).get("state", "")
+
+    @cached_property
+    def _states_at(self) -> dict[tuple[Any, ...], dict[str, str]]:
+        """Key without its eval length -> the gravest state there, and how many seeds are lost to which."""
+        scored = self.trouble[self.trouble.kind.isin(["finetune", "ablate"])]
+        where = [
+            scored.model,
+            scored.task,
+            scored.train_length.astype(int),
+            scored.setting.replace("", "full"),
+        ]
+        found = {}
+        for place, states in scored.state.groupby(where):
+            counts = states.value_counts().sort_index()  # "diverged" before "failed"
+            lost = ", ".join(f"{n} seed{'s' * (n > 1)} {state}" for state, n in counts.items())
+            found[place] = {"state": str(counts.index[0]), "lost": lost}
+        return found
 
     @property
     def unreadable(self) -> list[str]:
@@ -132,6 +175,7 @@ class Results:
                 rows.seed.nunique(),
                 mean_of_seeds(rows.correct / rows.n),
                 tuple(rows.fingerprint),
+                self._lost(Key(*key)),
             )
         return points
 
@@ -152,49 +196,77 @@ class Results:
                 len(seeds),
                 mean_of_seeds(seeds),
                 tuple(rows.fingerprint),
+                self._lost(Key(*key)),
             )
         return points
 
+    def _lost(self, key: Key) -> str:
+        return self._states_at.get(_without_eval_length(key), {}).get("lost", "")
+
+    def records_at(self, key: Key) -> dict[str, RunRecord]:
+        """seed -> the run that scored a coordinate."""
+        return self._records_at.get(key, {})
+
+    @cached_property
+    def _records_at(self) -> dict[Key, dict[str, RunRecord]]:
+        found: dict[Key, dict[str, RunRecord]] = {}
+        places = zip(*(self.scores[name] for name in Key._fields), strict=True)
+        for place, seed, record in zip(places, self.scores.seed, self.scores.record, strict=True):
+            found.setdefault(Key(*place), {})[seed] = record
+        return found
+
     def examples(self, record: RunRecord, eval_length: int) -> pd.DataFrame | None:
         """The per-example records of one eval length, or None if they cannot be read."""
-        table = self.table(record, "records")
-        if table is None or "exact" not in table:
-            return None
-        return table[table.eval_length == eval_length].set_index("index")
+        if record.fingerprint not in self._examples:
+            table = self.table(record, "records")
+            readable = table is not None and "exact" in table
+            self._examples[record.fingerprint] = (
+                {int(n): t.set_index("index") for n, t in table.groupby("eval_length")} if readable else None
+            )
+        by_length = self._examples[record.fingerprint]
+        return None if by_length is None else by_length.get(eval_length)
 
-    def gain(self, key: Key) -> Gain | None:
-        """key.setting minus full, paired by seed and example; None where either is missing."""
-        rows = self._by_fine_tune.get(tuple(key[:4]), self.scores.iloc[:0])
-        full = rows[rows.setting == "full"].set_index("fingerprint")
-        pairs: list[tuple[np.ndarray, np.ndarray]] = []
-        for row in rows[rows.setting == key.setting].itertuples():
-            parent = row.record.tags.get("parents", "")
-            if parent not in full.index:
-                continue
-            before = self.examples(full.record[parent], key.eval_length)
-            after = self.examples(row.record, key.eval_length)
-            if before is None or after is None:
-                continue
-            joined = before[["exact"]].join(after.exact.rename("after"), how="inner")
-            pairs.append((joined.exact.to_numpy(bool), joined.after.to_numpy(bool)))
-        if not pairs or not sum(len(a) for a, _ in pairs):
-            return None
-        test = paired(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
-        return Gain(test, len(pairs), mean_of_seeds([b.mean() - a.mean() for a, b in pairs]))
+    def base_rate(self, task: str, eval_length: int, extended: bool = False) -> BaseRate | None:
+        """The accuracy of the best constant answer on a test set, that of the extended models or the others';
+        the largest where these differ among themselves.
+        """
+        return self._base_rates.get((task, eval_length, extended))
+
+    def majority(self, task: str, eval_length: int, extended: bool = False) -> float | None:
+        """The base rate as a share."""
+        base = self.base_rate(task, eval_length, extended)
+        return None if base is None else base.share.value
 
     @cached_property
-    def _by_fine_tune(self) -> dict[tuple[object, ...], pd.DataFrame]:
-        """Scores by Key's fields but the setting."""
-        return dict(iter(self.scores.groupby(list(Key._fields[:4]))))
+    def _base_rates(self) -> dict[tuple[str, int, bool], BaseRate]:
+        known = self.scores.dropna(subset="majority_share").sort_values("majority_share")
+        last = known.groupby(["task", "eval_length", "extended"]).tail(1)
+        return {
+            (r.task, r.eval_length, r.extended): BaseRate(wilson(round(r.majority_share * r.n), r.n), r.n)
+            for r in last.itertuples()
+        }
 
-    def majority(self, task: str, eval_length: int) -> float | None:
-        """Accuracy of always giving the commonest answer; the largest where test sets differ."""
-        return self._majority.get((task, eval_length))
+    def standing(self, key: Key) -> str:
+        """Where a score says nothing of the model; else "".
 
-    @cached_property
-    def _majority(self) -> dict[tuple[str, int], float]:
-        shares = self.scores.groupby(["task", "eval_length"]).majority_share.max().dropna()
-        return {(str(task), int(length)): float(share) for (task, length), share in shares.items()}
+        "base rate": it cannot be told from the best constant answer, or is worse. "ceiling": within MARGIN of
+        all right.
+        """
+        point, base = self.exact[key], self.base_rate(key.task, key.eval_length, is_extended(key.model))
+        if base is not None and point.pooled.low <= base.share.high:
+            return "base rate"
+        return "ceiling" if point.pooled.value >= 1 - MARGIN else ""
+
+    def tests_nothing(self, keys: Iterable[Key]) -> str:
+        """The standing that all measured coordinates share: no comparison of them says anything; else ""."""
+        standings = {self.standing(key) for key in keys if key in self.exact}
+        return standings.pop() if len(standings) == 1 else ""
+
+    def _parameters(self) -> dict[str, int]:
+        """model -> parameters, as the runs counted them."""
+        runs = self.shown[self.shown.kind.isin(["pretrain", "published", "extend"])]
+        counted = ((r.model, r.record.metrics.get("parameters")) for r in runs.itertuples())
+        return {model: round(n) for model, n in counted if n is not None}
 
     @cached_property
     def contexts(self) -> dict[str, tuple[str, int]]:
@@ -234,6 +306,15 @@ def _where(frame: pd.DataFrame, kind: str, labels: Mapping[str, str]) -> pd.Data
     return frame[keep]
 
 
+def _without_eval_length(key: Key) -> tuple[Any, ...]:
+    return key.model, key.task, key.train_length, key.setting
+
+
+def _first_trouble(cell: Cell, states: Mapping[str, str]) -> str | None:
+    """The state of the first of a cell's bases that gives no number."""
+    return next((states[c.fingerprint] for c in cell.lineage[:-1] if c.fingerprint in states), None)
+
+
 def _label_tuples(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     return list(frame[list(LABELS)].itertuples(index=False, name=None))
 
@@ -260,41 +341,6 @@ def _score_rows(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _choose(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The runs to show, and those left out for another configuration at the same labels.
-
-    The preset's own configuration counts where it is there, else the newest. What is built on a fine-tune
-    is shown only with that fine-tune.
-    """
-    shown: dict[str, pd.DataFrame] = {}
-    left_out: list[pd.DataFrame] = []
-    for kind in (name for name in kind_names() if name not in _NOT_SHOWN):
-        mine = runs[runs.kind == kind]
-        if kind in _BUILT_ON_SHOWN:
-            on_shown = mine.parent.isin(set(shown[_BUILT_ON_SHOWN[kind]].fingerprint))
-            left_out.append(mine[~on_shown].assign(why="built on a fine-tune that is not shown"))
-            mine = mine[on_shown]
-        kept = [mine.iloc[:0]]
-        for _, group in mine.groupby(_GROUPED_BY, sort=False):
-            ranked = group.sort_values(["expected", "start"])
-            config = ranked.config.iloc[-1]
-            same = ranked[ranked.config == config].drop_duplicates(["seed", "site", "beta"], keep="last")
-            kept.append(same.sort_index())
-            rest = group.drop(same.index)
-            left_out.append(rest.assign(why=[_why(r, same.record.iloc[0]) for r in rest.record]))
-        shown[kind] = pd.concat(kept)
-    return pd.concat(shown.values(), ignore_index=True), pd.concat(left_out, ignore_index=True)
-
-
-def _why(record: RunRecord, shown: RunRecord) -> str:
-    names = sorted(
-        name
-        for name in {*record.params, *shown.params} - {"seed", "site", "beta"}
-        if record.params.get(name) != shown.params.get(name)
-    )
-    return f"differs in {', '.join(names)}" if names else "differs in its base or in the code's version"
-
-
 def missing_lines(cells: Sequence[Mapping[str, str]]) -> list[str]:
     """Cells by their labels, one line for what differs in one label alone."""
     rows = [{name: (value,) for name, value in cell.items()} for cell in cells]
@@ -312,7 +358,8 @@ def _line(row: Mapping[str, tuple[str, ...]]) -> str:
     names = {"train_length": "train length", "eval_length": "eval length"}
     order = ("model", "task", "train_length", "eval_length", "setting", "analysis", "site", "beta", "seed")
     parts = [f"{names.get(name, name)} {', '.join(row[name])}" for name in order if row.get(name)]
-    return f"{row['kind'][0]}: {'; '.join(parts)}"
+    state = f" ({row['state'][0]})" if row.get("state") else ""
+    return f"{row['kind'][0]}: {'; '.join(parts)}{state}"
 
 
 def distinct(values: Iterable[str]) -> list[str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 # The progress bars of artifact downloads would bury the report's own lines.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -24,6 +27,9 @@ from metatok.experiment.design import cell_from_json, kind_names, stages, with_a
 
 LABELS = ("model", "task", "train_length", "setting", "site", "beta", "analysis", "size", "seed")
 DEFAULT_PRESET = "smoke"
+# What a run came to. Diverged: a loss, gradient norm or other metric of its own, or of a run that it builds
+# on, is not finite; whatever else it says is no result.
+State = Literal["done", "diverged", "failed", "open"]
 # Not part of a configuration: seeds are pooled, and a curve has many betas and two sites.
 _WITHIN_A_CONFIGURATION = {"seed", "site", "beta"}
 
@@ -32,7 +38,7 @@ _WITHIN_A_CONFIGURATION = {"seed", "site", "beta"}
 class Selection:
     """A report's runs and what was expected of them.
 
-    runs: the preset's finished runs and their ancestors: kind, fingerprint, parent, config (a hash of all
+    runs: the preset's ended runs and their ancestors: kind, fingerprint, parent, state, config (a hash of all
     settings but the seed, over the whole lineage), expected (one of the preset's own cells), start and end
     (ms), record, extended (the model's context is), and LABELS as strings, "" where a kind has none.
     expected: kind, fingerprint, cell, extended and LABELS of the preset's cells. unfinished: status -> runs
@@ -49,27 +55,29 @@ class Selection:
 
 
 def select(ledger: Ledger, preset: str | None = None, expected: Preset | None = None) -> Selection:
-    """The finished runs of a preset: tagged with its name, or one of its cells whoever ran it.
+    """The ended runs of a preset: tagged with its name, or one of its cells whoever ran it.
 
-    preset: default is that of the newest finished run. expected: the preset as it was run, if fields of it
-    were overridden; default is that of the last sweep of all stages, else the code's own of that name.
+    preset: default is that of the newest finished run, else of the newest at all. expected: the preset as it
+    was run, if fields of it were overridden; default is that of the last sweep of all stages, else the code's
+    own of that name.
     Errors: ConfigError on a preset that neither the code nor the ledger knows.
     """
     everything = read_runs(ledger)
-    finished = everything[everything.status == "FINISHED"]
-    name = preset or (expected.name if expected else _newest_preset(finished))
+    ended = everything[everything.state != "open"]
+    name = preset or (expected.name if expected else _newest_preset(ended))
     expected = expected or _last_full_sweep(ledger, name)
-    tagged = finished[finished.preset == name]
+    tagged = ended[ended.preset == name]
     wanted = expected_cells(expected or _known_preset(name, set(everything.preset)))
-    own = finished[finished.fingerprint.isin(set(wanted.fingerprint))]
+    own = ended[ended.fingerprint.isin(set(wanted.fingerprint))]
     # One that overrode fields has the preset's name and none of its cells: what it was to run isn't known.
     overridden = expected is None and own.empty and not tagged.empty and not wanted.empty
     if overridden:
         wanted = wanted.iloc[:0]
-    runs = _with_ancestors(pd.concat([tagged, own]), finished)
-    runs = runs.assign(expected=runs.fingerprint.isin(set(wanted.fingerprint)), config=_configs(runs))
-    open_runs = everything[(everything.status != "FINISHED") & (everything.preset == name)]
-    rest = finished[~finished.fingerprint.isin(set(runs.fingerprint))]
+    runs = _with_ancestors(pd.concat([tagged, own]), ended)
+    runs = runs.assign(expected=runs.fingerprint.isin(set(wanted.fingerprint)))
+    runs = runs.assign(config=_configs(ledger, runs))
+    open_runs = everything[(everything.state == "open") & (everything.preset == name)]
+    rest = ended[(ended.state == "done") & ~ended.fingerprint.isin(set(runs.fingerprint))]
     return Selection(name, runs, wanted, _counts(open_runs.status), _counts(rest.preset), overridden)
 
 
@@ -96,11 +104,38 @@ def _known_preset(name: str, tags: set[str]) -> Preset | None:
 
 
 def read_runs(ledger: Ledger) -> pd.DataFrame:
-    """Every run of the ledger that belongs to a cell, as a row."""
+    """Every run of the ledger that belongs to a cell, as a row; one a fingerprint, a finished one first."""
     records = [r for kind in kind_names() for r in ledger.records(kind, status=None) if r.fingerprint]
     rows = [_row(record) for record in records]
     columns = ["kind", "fingerprint", "parent", "status", "preset", "start", "end", "record", *LABELS]
-    return _with_extended(pd.DataFrame(rows, columns=columns))
+    runs = pd.DataFrame(rows, columns=columns)
+    unfinished_last = runs.assign(later=runs.status != "FINISHED").sort_values("later", kind="stable")
+    runs = unfinished_last.drop(columns="later").drop_duplicates("fingerprint").sort_index()
+    return _with_extended(runs.assign(state=_states(runs)))
+
+
+def is_finite(value: float) -> bool:
+    """Whether a metric is a number. MLflow hands NaN back as NaN, and infinity as the largest float."""
+    return math.isfinite(value) and abs(value) < sys.float_info.max
+
+
+def _states(runs: pd.DataFrame) -> list[State]:
+    """What each run came to, with what it builds on."""
+    finite = [all(map(is_finite, record.metrics.values())) for record in runs.record]
+    diverged = {f for f, good in zip(runs.fingerprint, finite, strict=True) if not good}
+    parents = dict(zip(runs.fingerprint, runs.parent, strict=True))
+
+    def state(fingerprint: str, status: str) -> State:
+        if status not in ("FINISHED", "FAILED"):
+            return "open"
+        base: str | None = fingerprint
+        while base:
+            if base in diverged:
+                return "diverged"
+            base = parents.get(base)
+        return "done" if status == "FINISHED" else "failed"
+
+    return [state(f, status) for f, status in zip(runs.fingerprint, runs.status, strict=True)]
 
 
 def expected_cells(preset: Preset | None) -> pd.DataFrame:
@@ -164,24 +199,25 @@ def _row(record: RunRecord) -> dict[str, object]:
     }
 
 
-def _newest_preset(finished: pd.DataFrame) -> str:
-    tagged = finished[finished.preset != ""]
-    return DEFAULT_PRESET if tagged.empty else str(tagged.sort_values("start").preset.iloc[-1])
+def _newest_preset(ended: pd.DataFrame) -> str:
+    tagged = ended[ended.preset != ""]
+    ranked = tagged.assign(done=tagged.state == "done").sort_values(["done", "start"])
+    return DEFAULT_PRESET if tagged.empty else str(ranked.preset.iloc[-1])
 
 
-def _with_ancestors(mine: pd.DataFrame, finished: pd.DataFrame) -> pd.DataFrame:
-    """`mine` and all that they build on; one finished run a fingerprint."""
-    parents = dict(zip(finished.fingerprint, finished.parent, strict=True))
+def _with_ancestors(mine: pd.DataFrame, ended: pd.DataFrame) -> pd.DataFrame:
+    """`mine` and all that they build on."""
+    parents = dict(zip(ended.fingerprint, ended.parent, strict=True))
     wanted = set(mine.fingerprint)
     frontier = list(wanted)
     while frontier:
         frontier = [p for p in (parents.get(f, "") for f in frontier) if p and p not in wanted]
         wanted.update(frontier)
-    return finished[finished.fingerprint.isin(wanted)].drop_duplicates("fingerprint").reset_index(drop=True)
+    return ended[ended.fingerprint.isin(wanted)].reset_index(drop=True)
 
 
-def _configs(runs: pd.DataFrame) -> list[str]:
-    """A hash of each run's settings but the seed, over its whole lineage."""
+def _configs(ledger: Ledger, runs: pd.DataFrame) -> list[str]:
+    """A hash of each run's settings but the seed, over its whole lineage, and of the code's version."""
     by_fingerprint = dict(zip(runs.fingerprint, runs.record, strict=True))
     known: dict[str, str] = {}
 
@@ -197,7 +233,19 @@ def _configs(runs: pd.DataFrame) -> list[str]:
             known[fingerprint] = hashlib.sha256(text.encode()).hexdigest()[:16]
         return known[fingerprint]
 
-    return [config(f) for f in runs.fingerprint]
+    # Versions are part of fingerprints, not of params; the preset's own cells have this code's.
+    return [
+        config(row.fingerprint) + ("" if row.expected else _other_version(ledger, row.record))
+        for row in runs.itertuples()
+    ]
+
+
+def _other_version(ledger: Ledger, record: RunRecord) -> str:
+    """ "" of a cell that this code would do under the same fingerprint, else the commit that did it."""
+    cell = cell_of(ledger, record)
+    if cell is not None and cell.fingerprint == record.fingerprint:
+        return ""
+    return f" {record.tags.get('git_commit', 'another version')}"
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,14 @@ from reports.exhibits.exhibit import Exhibit
 from reports.report import Report, build_report
 
 from .ledgers import all_cells, right, small_preset, write
+
+
+@contextmanager
+def open_ledger(home: Home) -> Iterator[Ledger]:
+    """The home's own ledger, whatever the environment says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield Ledger.open(home)
 
 
 class Small(NamedTuple):
@@ -50,9 +60,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     tuned = next(c for c in cells if c.slug == "meta_rope-list_recall-128-s0" and isinstance(c, Finetune))
     other = Finetune.model_validate(tuned.model_dump() | {"batch_size": 7})
     out = home.root / "report"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        ledger = Ledger.open(home)
+    with open_ledger(home) as ledger:
         write(ledger, [cell for cell in cells if not is_absent(cell)], "small", right)
         write(ledger, [other], "small", lambda cell, length, n: np.ones(n, bool))
         return Small(home, out, preset, build_report(home, out, expected=preset), absent, other)
@@ -62,7 +70,5 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A ledger without a run."""
     home = Home.open(tmp_path_factory.mktemp("empty"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        Ledger.open(home)
-    return home
+    with open_ledger(home):
+        return home

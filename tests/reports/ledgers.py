@@ -27,9 +27,13 @@ TAGS = {"git_commit": "0123abcd", "version.torch": "2.11.0", "host": "testhost",
 
 # Which of n examples are right, for a cell and an eval length.
 Right = Callable[[Cell, int, int], np.ndarray]
+# What a cell's run has besides, or instead, of its final metrics.
+More = Callable[[Cell], Mapping[str, float]]
 
 
-def write(ledger: Ledger, cells: Iterable[Cell], preset: str, right: Right) -> None:
+def write(
+    ledger: Ledger, cells: Iterable[Cell], preset: str, right: Right, more: More = lambda cell: {}
+) -> None:
     """A finished run for each cell."""
     for cell in cells:
         run = ledger.claim(cell, TAGS | {"preset": preset})
@@ -37,7 +41,14 @@ def write(ledger: Ledger, cells: Iterable[Cell], preset: str, right: Right) -> N
         metrics, tables = results_of(cell, right)
         for name, table in tables.items():
             run.table(name, table)
-        run.finish(metrics)
+        run.finish({**metrics, **more(cell)})
+
+
+def fail(ledger: Ledger, cell: Cell, preset: str, why: str) -> None:
+    """A failed run."""
+    run = ledger.claim(cell, TAGS | {"preset": preset})
+    assert run is not None
+    run.fail(f"Traceback\n{why}")
 
 
 def results_of(cell: Cell, right: Right) -> tuple[Mapping[str, float], Mapping[str, pa.Table]]:
@@ -155,6 +166,24 @@ def small_preset() -> Preset:
             ),
             "analysis": smoke.analysis.model_copy(
                 update={"noise_scales": (0.5,), "betas": (0.1, 1.0), "probe_examples": 4}
+            ),
+        }
+    )
+
+
+def controls_preset(*models: str, seeds: int = 3) -> Preset:
+    """Fine-tunes alone of these models on list recall, copying and parity, one train length, two lengths."""
+    small = small_preset()
+    return small.model_copy(
+        update={
+            "name": "controls",
+            "models": models,
+            "tasks": ("list_recall", "copying", "parity"),
+            "seeds": tuple(range(seeds)),
+            "stages": ("pretrain", "finetune"),
+            "extend": small.extend.model_copy(update={"scales": ()}),
+            "finetune": small.finetune.model_copy(
+                update={"train_lengths": (128,), "eval_lengths": (128, 256), "n_test": 200}
             ),
         }
     )

@@ -1,5 +1,6 @@
 """The exhibits of a small ledger whose results are known in closed form."""
 
+import math
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from statsmodels.stats.proportion import proportion_confint
 from metatok.experiment import Ledger, get_preset
 from reports.exhibits.exhibit import DASH, OVER_CONTEXT, Entry
 from reports.rendering.render import latex, markdown
+from reports.source.comparisons import ablation
 from reports.source.results import Key, Results
 from reports.source.runs import read_runs, select
 
@@ -16,6 +18,7 @@ from .conftest import Small
 from .ledgers import N
 
 TABLES = [f"table_{n:02d}" for n in range(1, 18)]
+BEYOND = ["claims", "controls", "steps_to_90"]
 FIGURES = [f"figure_{n}" for n in range(1, 4)]
 
 
@@ -28,10 +31,11 @@ def row(frame, **labels):
 
 def test_every_exhibit_has_its_files(small: Small):
     wanted = {f"{name}.{kind}" for name in TABLES for kind in ("md", "csv", "tex")}
+    wanted |= {f"{name}.{kind}" for name in BEYOND for kind in ("md", "csv", "tex")}
     wanted |= {f"{name}.{kind}" for name in FIGURES for kind in ("csv", "png", "svg")}
-    assert wanted | {"report.html"} == {path.name for path in small.out.iterdir()}
+    assert wanted | {"report.html", "scores.csv"} == {path.name for path in small.out.iterdir()}
     assert all((small.out / name).stat().st_size > 20 for name in wanted)
-    assert [e.name for e in small.report.exhibits] == TABLES + FIGURES
+    assert [e.name for e in small.report.exhibits] == ["claims", *TABLES, *FIGURES, "controls", "steps_to_90"]
 
 
 def test_seeds_are_pooled_by_examples(small: Small):
@@ -48,8 +52,10 @@ def test_seeds_are_pooled_by_examples(small: Small):
 def test_a_cell_shows_number_interval_n_and_seeds(small: Small):
     text = (small.out / "table_07.md").read_text()
     low, high = (100 * x for x in proportion_confint(30, 80, method="wilson"))
-    assert f"| 37.5 [{low:.1f}, {high:.1f}]; n=80; 2 seeds: 37.5 ± 158.8 |" in text
-    assert "| commonest answer |  | 10.0 | 10.0 | 10.0 |" in text
+    assert f"| 37.5 [{low:.1f}, {high:.1f}]; n=80; 2 seeds: mean 37.5, t ± 158.8 |" in text
+    low, high = (100 * x for x in proportion_confint(4, 40, method="wilson"))
+    base = f"10.0 [{low:.1f}, {high:.1f}]; n=40"
+    assert f"| commonest answer |  | {base} | {base} | {base} |" in text
     assert "Train lengths 128, 256; evaluation lengths 256, 512, 1024" in text
 
 
@@ -68,7 +74,10 @@ def test_missing_cells_are_named_and_have_no_number(small: Small):
     missing = small.csv("table_09").query("state == 'missing'")
     assert set(missing.model + missing.train_length.astype(str)) == {"gpt2_ape256"}
     assert missing[["value", "low", "high", "n", "seeds"]].isna().all(axis=None)
-    assert f"| GPT-2 + APE | 256 | {DASH} | {DASH}; paper 60.7 | {OVER_CONTEXT} |" in markdown(table)
+    assert (
+        f"| GPT-2 + APE | 256 | {DASH} | {DASH}; paper 60.7 (124M parameters, ours 10) | {OVER_CONTEXT} |"
+        in markdown(table)
+    )
     assert "Missing: finetune: model gpt2\\_ape" in latex(table)
     assert small.exhibit("table_13").missing == [
         "ablate: model meta_rope; task parity; train length 128; setting neither; seed 1"
@@ -93,13 +102,22 @@ def test_tables_of_tasks_that_nobody_ran_say_so(small: Small):
 
 def test_no_pos_is_tested_on_the_same_examples(small: Small):
     found = row(small.csv("table_17"), model="meta_rope", train_length=128, eval_length=512)
-    # A seed: 2 lost and 8 gained.
+    # A seed: 2 lost and 8 gained of 40.
     assert (found.won, found.lost, found.n, found.seeds) == (16, 4, 80, 2)
-    assert (found.full, found.no_pos, found.gain) == pytest.approx((30 / 80, 42 / 80, 12 / 80))
-    assert found.low < found.gain < found.high
-    assert found.p == pytest.approx(2 * (1 + 20 + 190 + 1140 + 4845) / 2**20)
-    assert len(small.csv("table_02")) == len(small.csv("table_17")) == 6
-    assert any("in the paper: 6 of 6 comparisons" in note for note in small.exhibit("table_02").notes)
+    assert (found.full, found.no_pos, found.gain) == pytest.approx((30 / 80, 42 / 80, 6 / 40))
+    # The seeds agree to the example, so what is left open is the examples': a count more of each kind.
+    error = math.sqrt((9 / 42 + 3 / 42 - (6 / 42) ** 2) / 42 / 2)
+    assert found.high - found.gain == pytest.approx(student.ppf(0.975, 1) * error)
+    assert found.p == pytest.approx(2 * student.sf(6 / 40 / error, 1))
+    assert found.p_holm == pytest.approx(min(1, 6 * found.p))  # six comparisons alike
+
+
+def test_a_gain_that_does_not_survive_is_no_gain(small: Small):
+    # Table 2 has the gains that survive, of which there are none, and what the paper shows.
+    assert len(small.csv("table_17")) == 6
+    shown = set(zip(small.csv("table_02").train_length, small.csv("table_02").eval_length, strict=True))
+    assert shown == {(128, 256), (256, 512), (256, 1024)}
+    assert any("correction: 0 of 6 comparisons" in note for note in small.exhibit("table_02").notes)
 
 
 def test_the_papers_value_stands_at_its_own_coordinates(small: Small):
@@ -110,7 +128,10 @@ def test_the_papers_value_stands_at_its_own_coordinates(small: Small):
     assert row(small.csv("table_07"), model="meta_rope", train_length=128, eval_length=1024).isna().paper
     gain = row(small.csv("table_17"), **at, eval_length=512)
     assert (gain.paper_full, gain.paper_no_pos, gain.paper_gain) == (33.3, 66.7, 33.3)
-    assert "paper 48.6" in (small.out / "report.html").read_text()
+    assert "paper 48.6 (152M parameters, ours 10)" in (small.out / "report.html").read_text()
+    assert "Scale: the paper's models have 124M to 152M parameters; ours, preset small: " in (
+        small.exhibit("figure_1").caption
+    )
     assert row(small.csv("figure_1"), **at, task="parity").paper == 96.4
 
 
@@ -128,7 +149,7 @@ def test_token_accuracy_of_extended_models(small: Small):
 
 def test_noise_has_a_column_a_scale(small: Small):
     table = small.exhibit("table_15")
-    assert list(table.frame.columns[3:]) == ["0 (full)", "0.5", "commonest answer"]
+    assert list(table.frame.columns[3:]) == ["0 (full)", "0.5", "commonest answer", "tests nothing"]
     assert row(table.data, train_length=128, eval_length=256, setting="noise_0.5").value == 0
 
 
@@ -215,7 +236,7 @@ def test_the_page_says_where_numbers_come_from(small: Small):
 
 def test_markup_in_text_is_escaped(small: Small):
     assert "<PAUSE" not in (small.out / "report.html").read_text()
-    for name in TABLES:
+    for name in TABLES + BEYOND:
         text = (small.out / f"{name}.tex").read_text()
         body = [line for line in text.splitlines() if not line.startswith(("%", "\\resizebox", "\\label"))]
         assert not re.search(r"(?<!\\)[_#%&](?!\s)", "\n".join(body).replace(" & ", ""))
@@ -230,6 +251,6 @@ def test_an_artifact_that_is_gone_leaves_a_dash(small: Small):
     ablated = results.runs("ablate", task="list_recall", train_length="128", setting="no_pos")
     for record in ablated.record:
         results._tables[record.fingerprint, "records"] = None
-    assert results.gain(key) is None
+    assert ablation(results, key) is None
     assert results.exact[key].n == 2 * N
     assert len(results.unreadable) == 2
